@@ -13,10 +13,10 @@ from attrs import define, frozen
 
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("_version", "errors", "spec", "table", "rows", "rules", "facts", "plugins", "ranks", "configs"),
-    ("comm", "world", "optim"),
+    ("comm", "world", "optim", "seeds"),
     ("parts", "steppers", "state", "precision", "passes", "nn"),
     ("strategies",),
-    ("session", "data", "checkpoint"),
+    ("session", "session_state", "windows", "data", "checkpoint"),
     ("launch", "playground", "facades", "testing"),
     ("cli", "__main__"),
 )
@@ -34,6 +34,7 @@ class Import:
 
     target: str
     line: int
+    for_types: bool = False  # under `if TYPE_CHECKING:`, so never run
 
 
 @define
@@ -71,14 +72,17 @@ class Tree:
 
     def imports(self, module: Module) -> Iterator[Import]:
         """Everything it imports anywhere: at the top, inside functions, and through `import_module("...")`."""
+        for_types = {id(node) for guard in ast.walk(module.tree) if _is_type_guard(guard) for node in ast.walk(guard)}
         for node in ast.walk(module.tree):
-            if isinstance(node, ast.Import):
-                yield from (Import(alias.name, node.lineno) for alias in node.names)
-            elif isinstance(node, ast.ImportFrom):
-                for target in {self._module_of(f"{node.module}.{alias.name}") for alias in node.names}:
-                    yield Import(target, node.lineno)
-            elif _called(node) in {"import_module", "__import__"}:
-                yield from (Import(text, node.lineno) for text in _strings(node.args[:1]))  # type: ignore[attr-defined]
+            for target in self._targets(node):
+                yield Import(target, node.lineno, id(node) in for_types)  # type: ignore[attr-defined]
+
+    def _targets(self, node: ast.AST) -> set[str]:
+        if isinstance(node, ast.Import):
+            return {alias.name for alias in node.names}
+        if isinstance(node, ast.ImportFrom):
+            return {self._module_of(f"{node.module}.{alias.name}") for alias in node.names}
+        return set(_strings(node.args[:1])) if _called(node) in {"import_module", "__import__"} else set()  # type: ignore[attr-defined]
 
     def _module_of(self, dotted: str) -> str:
         """`from a import b` may mean the module a.b or the name b of a."""
@@ -95,6 +99,10 @@ def _called(node: ast.AST) -> str:
     if not isinstance(node, ast.Call):
         return ""
     return node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id if isinstance(node.func, ast.Name) else ""
+
+
+def _is_type_guard(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
 
 
 def _strings(nodes: Collection[ast.AST]) -> Iterator[str]:
@@ -139,7 +147,10 @@ def strategies_do_not_import_each_other(tree: Tree) -> Iterator[str]:
 
 
 def imports_make_no_cycle(tree: Tree) -> Iterator[str]:
-    edges = {name: {i.target for i in tree.imports(module)} & tree.modules.keys() for name, module in tree.modules.items()}
+    edges = {
+        name: {i.target for i in tree.imports(module) if not i.for_types} & tree.modules.keys()
+        for name, module in tree.modules.items()
+    }
     finished: set[str] = set()
 
     def visit(name: str, path: tuple[str, ...]) -> Iterator[str]:
