@@ -1,0 +1,123 @@
+"""The protocol: a strategy is one function, `prepare`, that returns these parts; a `Session` drives them.
+
+Three things hold for every strategy, and tests/contract checks them for each row of the table: parameter names are those of
+the model the user passed; the loss that `backward` gets is already divided by the accumulation; and what `capture` gives,
+any other strategy's `restore` takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from attrs import field, frozen
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from restoke.optim import OptimizerSpec
+from restoke.precision import LossScaler
+from restoke.spec import Clip, Precision, Spec
+from restoke.world import World
+
+
+class Step(NamedTuple):
+    """What an optimizer step did: the gradients' norm before clipping (where the spec clips by norm), and whether an
+    overflow of the loss scale made it skip."""
+
+    norm: Tensor | None = None
+    skipped: bool = False
+
+
+@frozen
+class Stepper:
+    """What one training step does, as functions bound once: torch's own (`restoke.steppers`), or an engine's."""
+
+    forward_context: Callable[[], AbstractContextManager[Any]]  # what the forward and the loss run under
+    backward: Callable[[Tensor], None]  # adds the loss's gradients to the parameters'
+    rescale: Callable[[float], None]  # multiplies the gradients, where a window of micro-batches ended short
+    clip: Callable[[Clip], Tensor | None]  # unscales and clips; returns the norm before
+    step: Callable[[], bool]  # steps the optimizer; False where it skipped
+    clear: Callable[[], None]  # drops the gradients
+    scaler: LossScaler | None = None
+
+
+@frozen
+class Chunk:
+    """A piece of a tensor: `tensor` sits at `offsets` of the whole, whose shape is `shape`. A whole tensor is one chunk."""
+
+    tensor: Tensor
+    shape: tuple[int, ...]
+    offsets: tuple[int, ...]
+
+    @classmethod
+    def whole(cls, tensor: Tensor) -> Chunk:
+        return cls(tensor, tuple(tensor.shape), (0,) * tensor.ndim)
+
+
+@frozen
+class Captured:
+    """What one rank holds of a state: chunks of tensors by key, and plain values (JSON, tuples, tensors) by key.
+
+    Keys are paths: `model/NAME`, `optimizer/NAME/FIELD`, with the user's own parameter names. Ranks may hold the same chunk.
+    """
+
+    chunks: dict[str, Chunk] = field(factory=dict)
+    values: dict[str, Any] = field(factory=dict)
+
+
+class Saved(Protocol):
+    """A state to restore from; tensors are read when asked for."""
+
+    values: Mapping[str, Any]
+
+    def keys(self) -> Collection[str]:
+        """The keys of its tensors."""
+
+    def shape(self, key: str) -> tuple[int, ...]:
+        """The global shape."""
+
+    def dtype(self, key: str) -> torch.dtype:
+        """The dtype as saved."""
+
+    def read(self, key: str, offsets: tuple[int, ...] | None = None, shape: tuple[int, ...] | None = None) -> Tensor:
+        """A new CPU tensor: the whole, or the box of `shape` at `offsets`."""
+
+
+class State(Protocol):
+    """The state of a model and its optimizer, keyed by the user's own parameter names."""
+
+    def capture(self) -> Captured:
+        """What this rank holds. Every rank calls this."""
+
+    def restore(self, saved: Saved, strict: bool) -> list[str]:
+        """Copy in what belongs to this rank; returns what was left out, which `strict` refuses."""
+
+
+@frozen
+class Parts:
+    """What a strategy made of a model and an optimizer."""
+
+    model: nn.Module  # what forward is called on
+    module: nn.Module  # the user's own model inside it
+    optimizer: Optimizer  # what schedulers get
+    stepper: Stepper
+    state: State
+    set_grad_sync: Callable[[bool], None]  # called before a forward: does the backward after it end a window?
+    reduce_grads: Callable[[], None]  # averages gradients that were kept local: a window ended where none had announced it
+
+
+@frozen
+class Request:
+    """What a strategy is asked to make parts of. `precision` is the spec's; `scaler` the one to share, if any."""
+
+    spec: Spec
+    world: World
+    model: nn.Module
+    optimizer: OptimizerSpec
+    precision: Precision
+    scaler: LossScaler | None
+
+
+Prepare = Callable[[Request], Parts]

@@ -1,0 +1,88 @@
+"""A precision as torch's own autocast, loss scaler and matrix products have it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from typing import Any, final
+
+import torch
+from torch import Tensor
+from torch.amp.grad_scaler import GradScaler
+from torch.optim import Optimizer
+
+from restoke.configs import AMPConfig
+from restoke.spec import Precision
+
+Context = Callable[[], AbstractContextManager[Any]]
+
+
+def dtype(name: str) -> torch.dtype:
+    """torch's dtype of this name."""
+    found = vars(torch)[name]
+    assert isinstance(found, torch.dtype)
+    return found
+
+
+def compute_context(precision: Precision, device: torch.device) -> Context:
+    """What forward, loss and backward run under; made anew for each use, since one autocast object cannot be entered twice."""
+    if precision.compute is not None:
+        return partial(torch.autocast, device.type, dtype(precision.compute))
+    return nullcontext
+
+
+def matmul_context(precision: Precision) -> Context:
+    """How float32 products are computed while forward and backward run; the process's own choice is put back after."""
+    return partial(_matmul, precision.matmul) if precision.matmul is not None else nullcontext
+
+
+@contextmanager
+def _matmul(mode: str) -> Iterator[None]:
+    backends: Any = torch.backends
+    switches = (backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn)
+    before = [switch.fp32_precision for switch in switches]
+    try:
+        for switch in switches:
+            switch.fp32_precision = mode
+        yield
+    finally:
+        for switch, was in zip(switches, before, strict=True):
+            switch.fp32_precision = was
+
+
+@final
+class LossScaler:
+    """torch's GradScaler, whose update waits for the next scaling, so that several optimizers may step on one scale."""
+
+    def __init__(self, scaler: GradScaler) -> None:
+        self._scaler = scaler
+        self._due = False
+
+    @property
+    def torch(self) -> GradScaler:
+        """The scaler itself, with no update outstanding."""
+        if self._due:
+            self._due = False
+            self._scaler.update()
+        return self._scaler
+
+    def scale(self, loss: Tensor) -> Tensor:
+        return self.torch.scale(loss)
+
+    def unscale(self, optimizer: Optimizer) -> None:
+        """Divide the optimizer's gradients by the scale, noting an overflow."""
+        self._scaler.unscale_(optimizer)
+
+    def step(self, optimizer: Optimizer) -> None:
+        """Step the optimizer unless its gradients overflowed."""
+        self._scaler.step(optimizer)
+        self._due = True
+
+
+def loss_scaler(precision: Precision, device: torch.device, config: AMPConfig) -> LossScaler | None:
+    """A scaler where the precision needs one."""
+    if not precision.scaled:
+        return None
+    growth, backoff = config.growth_factor, config.backoff_factor
+    return LossScaler(GradScaler(device.type, config.init_scale, growth, backoff, config.growth_interval))

@@ -1,0 +1,78 @@
+"""What a row of the compatibility table is: a strategy or a precision, and what it goes together with."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from attrs import field, frozen
+
+from restoke.configs.rendezvous import Rendezvous
+from restoke.errors import Problem
+from restoke.facts import Facts, installed
+from restoke.spec import Precision, Spec
+
+Rule = Callable[[Spec, Facts], Iterator[Problem]]
+
+
+@frozen(kw_only=True)
+class PrecisionRow:
+    """A precision by name: what it means, where it runs; `refused` says why it cannot be chosen yet, `instead` what can."""
+
+    name: str
+    means: Precision = field(factory=Precision)
+    summary: str = ""
+    devices: tuple[str, ...] = ("cpu", "cuda", "mps", "xpu")
+    capability: tuple[int, int] = (0, 0)  # the least CUDA compute capability
+    refused: str = ""
+    instead: str = ""
+
+
+@frozen(kw_only=True)
+class Row:
+    """A strategy: the module with its `prepare`, and what it goes together with.
+
+    `processes` is "one" or "many": a row of "many" needs a launcher, even for a world of one process. `needs` are the
+    modules that must be installed, `extra` the extra of restoke that installs them. `settings` is the key of its settings
+    class; a row from another package gives the class itself as `settings_class`. `rules` find what else it cannot do.
+    `auto` marks the row that `strategy=auto` takes for its kind of `processes`; `bitwise` one that runs the very operations of
+    a hand-written loop (under torch's DDP, for a row of many), so that its numbers equal that loop's to the last bit.
+    """
+
+    name: str
+    where: str = ""
+    summary: str = ""
+    processes: str = "one"
+    devices: tuple[str, ...] = ("cpu", "cuda", "mps", "xpu")
+    precisions: tuple[str, ...] = ("fp32", "tf32", "bf16", "fp16", "bf16-true")
+    settings: str = ""
+    settings_class: type | None = None
+    needs: tuple[str, ...] = ()
+    extra: str = ""
+    rules: tuple[Rule, ...] = ()
+    rendezvous: Callable[[Spec], Rendezvous] = lambda _: Rendezvous()
+    auto: bool = False
+    bitwise: bool = False
+    package: str = "restoke"
+    refused: str = ""
+    instead: str = ""
+
+    def load(self) -> Callable[..., Any]:
+        """The strategy's `prepare`, imported now."""
+        prepare: Callable[..., Any] = importlib.import_module(self.where).prepare
+        return prepare
+
+    def usable(self) -> bool:
+        """Whether it is connected and its engine installed."""
+        return not self.refused and all(map(installed, self.needs))
+
+
+@frozen
+class Case:
+    """What a rule judges a spec by: its row, the place, and the tables to name alternatives from."""
+
+    row: Row
+    facts: Facts
+    rows: Mapping[str, Row]
+    precisions: Mapping[str, PrecisionRow]

@@ -1,0 +1,132 @@
+"""All that a session saves beside its parts' state: scaler, counters, schedulers, generators, a half-filled window."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from restoke import checkpoint
+from restoke.errors import CheckpointError
+from restoke.parts import Captured, Chunk
+from restoke.said import say
+from restoke.seeds import rng_state, seed_all, set_rng_state
+
+if TYPE_CHECKING:
+    from restoke.session import Session
+
+
+def capture(session: Session, extras: Mapping[str, Any]) -> Captured:
+    """What this rank holds of the session's whole state."""
+    captured = session.parts.state.capture()
+    scaler = session.scaler
+    captured.values["session"] = {
+        "steps": session.steps,
+        "skipped": session.skipped,
+        "window": [session.windows.done, session.windows.length],
+        "scaler": None if scaler is None else scaler.torch.state_dict(),
+        "schedulers": [_scheduler_state(scheduler) for scheduler in session.schedulers],
+        "registered": {name: thing.state_dict() for name, thing in session.registered.items()},
+    }
+    captured.values["extras"] = dict(extras)
+    captured.values["rank/rng"] = rng_state(session.world.device)
+    if session.windows.done:
+        _capture_gradients(session, captured)
+    return captured
+
+
+def restore(session: Session, saved: checkpoint.Opened, strict: bool) -> dict[str, Any]:
+    """Put it all back; what could not be is said on stderr by the main rank, and refused where `strict`."""
+    notes = list(saved.notes) + session.parts.state.restore(saved, strict)
+    state = saved.values["session"]
+    session.steps, session.skipped = state["steps"], state["skipped"]
+    notes += _restore_scaler(session, state["scaler"])
+    notes += _restore_schedulers(session, state["schedulers"], strict)
+    notes += _restore_registered(session, state["registered"], strict)
+    session.parts.stepper.clear()
+    session.windows.done, session.windows.length = state["window"]
+    if session.windows.done:
+        _restore_gradients(session, saved)
+    _restore_rng(session, saved)
+    if session.world.is_main:
+        for note in notes:
+            say(note)
+    extras: dict[str, Any] = saved.values["extras"]
+    return extras
+
+
+def save(session: Session, folder: Path, tag: str, extras: Mapping[str, Any]) -> str:
+    """Write the session's checkpoint; returns its tag."""
+    meta = {"spec": session.spec.declared(), "steps": session.steps, "torch": str(torch.__version__)}
+    return checkpoint.write(folder, tag, capture(session, extras), session.world, meta=meta).name
+
+
+def load(session: Session, folder: Path, tag: str | None, strict: bool) -> dict[str, Any]:
+    """Read and restore a checkpoint; returns its extras."""
+    return restore(session, checkpoint.read(folder, tag, session.world), strict)
+
+
+def _capture_gradients(session: Session, captured: Captured) -> None:
+    """Within a window every rank's gradients are its own."""
+    for name, parameter in session.parts.module.named_parameters():
+        if parameter.grad is not None:
+            captured.chunks[f"gradient/{session.world.rank}/{name}"] = Chunk.whole(parameter.grad)
+
+
+def _restore_gradients(session: Session, saved: checkpoint.Opened) -> None:
+    """Each rank's own; at another world size the mean of all, which averages to the same at the window's end."""
+    own = saved.world_size == session.world.size
+    ranks = [session.world.rank] if own else list(range(saved.world_size))
+    keys = set(saved.keys())
+    for name, parameter in session.parts.module.named_parameters():
+        found = [saved.read(key) for rank in ranks if (key := f"gradient/{rank}/{name}") in keys]
+        if found:
+            total = torch.stack(found).sum(dim=0) / len(ranks) if len(ranks) > 1 else found[0]
+            parameter.grad = total.to(parameter.device, parameter.dtype)
+
+
+def _restore_scaler(session: Session, state: dict[str, Any] | None) -> list[str]:
+    if session.scaler is None:
+        return []
+    if state is None:
+        return ["the checkpoint has no loss scale (it was not saved in fp16): the scale starts anew"]
+    session.scaler.torch.load_state_dict(state)
+    return []
+
+
+def _scheduler_state(scheduler: Any) -> dict[str, Any]:
+    """Without the functions and objects that schedulers put into their state, which the script makes again."""
+    return {key: value for key, value in scheduler.state_dict().items() if not callable(value)}
+
+
+def _restore_schedulers(session: Session, states: list[dict[str, Any]], strict: bool) -> list[str]:
+    if len(states) == len(session.schedulers):
+        for scheduler, state in zip(session.schedulers, states, strict=True):
+            scheduler.load_state_dict(state)
+        return []
+    why = f"this run has {len(session.schedulers)}"
+    if strict:
+        raise CheckpointError.of("schedulers", len(states), why, "build the schedulers that it was saved with, or strict=False")
+    return [f"schedulers: the checkpoint has {len(states)}, {why}: none was restored"]
+
+
+def _restore_registered(session: Session, states: dict[str, Any], strict: bool) -> list[str]:
+    notes = []
+    for name in sorted(states.keys() ^ session.registered.keys()):
+        side = "this run registers no such object" if name in states else "the checkpoint has none"
+        if strict:
+            raise CheckpointError.of("registered", name, side, "register what it was saved with, or strict=False")
+        notes.append(f"registered {name}: {side}")
+    for name in states.keys() & session.registered.keys():
+        session.registered[name].load_state_dict(states[name])
+    return notes
+
+
+def _restore_rng(session: Session, saved: checkpoint.Opened) -> None:
+    """Each rank's own generators; at another world size they begin anew from the seed and the step, where there is a seed."""
+    if saved.world_size == session.world.size:
+        set_rng_state(saved.rank_values[session.world.rank]["rng"], session.world.device)
+    elif session.spec.seed is not None:
+        seed_all(session.spec.seed + session.steps, 1 + session.world.data_rank)

@@ -1,0 +1,141 @@
+"""The compatibility table: a strategy is one file, its settings and one row here. `problems` says what cannot run and why."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import attrs
+
+from restoke.configs.ddp_rules import ddp_problems, ddp_rendezvous
+from restoke.errors import Problem, SpecError, nearest
+from restoke.facts import Facts
+from restoke.plugins import Plugin, plugins
+from restoke.rows import Case, PrecisionRow, Row
+from restoke.rules import RULES
+from restoke.spec import Precision, Spec
+
+PRECISIONS = {
+    row.name: row
+    for row in (
+        PrecisionRow(name="fp32", summary="Everything in float32."),
+        PrecisionRow(
+            name="tf32",
+            means=Precision(matmul="tf32"),
+            summary="float32 whose products are computed in TF32.",
+            devices=("cuda",),
+            capability=(8, 0),
+        ),
+        PrecisionRow(
+            name="bf16",
+            means=Precision(compute="bfloat16", reduce="float32"),
+            summary="Autocast to bfloat16; parameters stay float32.",
+            capability=(8, 0),
+        ),
+        PrecisionRow(
+            name="fp16",
+            means=Precision(compute="float16", reduce="float32", scaled=True),
+            summary="Autocast to float16 with a loss scaler; parameters stay float32.",
+        ),
+        PrecisionRow(
+            name="bf16-true",
+            means=Precision(params="bfloat16", reduce="bfloat16"),
+            summary="Parameters, gradients and optimizer state in bfloat16.",
+            capability=(8, 0),
+        ),
+        PrecisionRow(name="fp8", refused="float8 products are not built in yet", instead="bf16"),
+        PrecisionRow(name="apex-O1", refused="Apex is not connected yet", instead="fp16 (torch's own autocast and scaler)"),
+        PrecisionRow(name="apex-O2", refused="Apex is not connected yet", instead="bf16-true, or fp16"),
+    )
+}
+
+BUILT_IN = (
+    Row(name="single", where="restoke.strategies.single", summary="One process, one device.", auto=True, bitwise=True),
+    Row(
+        name="ddp",
+        where="restoke.strategies.ddp",
+        summary="Every process holds the whole model; gradients are averaged while the backward runs.",
+        processes="many",
+        devices=("cpu", "cuda", "xpu"),
+        settings="ddp",
+        rules=(ddp_problems,),
+        rendezvous=ddp_rendezvous,
+        auto=True,
+        bitwise=True,
+    ),
+    *(
+        Row(name=name, processes="many", refused=f"{what} is not connected yet", instead="ddp")
+        for name, what in (
+            ("zero1", "sharding of the optimizer state"),
+            ("zero2", "sharding of gradients and optimizer state"),
+            ("fsdp", "FSDP2"),
+            ("hsdp", "FSDP2 with replicas"),
+            ("oss", "FairScale's OSS"),
+            ("sddp", "FairScale's ShardedDDP"),
+            ("fairscale-fsdp", "FairScale's FSDP"),
+            ("deepspeed-0", "DeepSpeed"),
+            ("deepspeed-1", "DeepSpeed"),
+            ("deepspeed-2", "DeepSpeed"),
+            ("deepspeed-3", "DeepSpeed"),
+            ("horovod", "Horovod"),
+            ("xla", "XLA"),
+        )
+    ),
+)
+
+
+@cache
+def rows() -> dict[str, Row]:
+    """Every strategy by name: restoke's own, then those of installed packages; one that cannot be read refuses."""
+    table = {row.name: row for row in BUILT_IN}
+    for plugin in plugins():
+        row = _third_party(plugin)
+        if row.name in table:
+            clash = f"its name is taken by a strategy of {table[row.name].package}"
+            row = Row(
+                name=f"{plugin.package}:{row.name}", package=plugin.package, refused=clash, instead="rename it in that package"
+            )
+        table[row.name] = row
+    return table
+
+
+def _third_party(plugin: Plugin) -> Row:
+    if isinstance(plugin.value, Row):
+        return attrs.evolve(plugin.value, package=plugin.package)
+    error = plugin.error or f"its entry point is a {type(plugin.value).__name__}, not a restoke Row"
+    why, instead = f"{plugin.package} could not be read ({error})", f"repair or uninstall {plugin.package}"
+    return Row(name=plugin.name, package=plugin.package, refused=why, instead=instead)
+
+
+def resolve(spec: Spec, facts: Facts) -> Spec:
+    """The spec with each `auto` replaced by what it means here."""
+    if spec.strategy == "auto":
+        kind = "many" if facts.launched or facts.processes > 1 else "one"
+        spec = attrs.evolve(spec, strategy=next(row.name for row in BUILT_IN if row.auto and row.processes == kind))
+    if spec.device == "auto":
+        row = rows().get(spec.strategy)
+        usable = [name for name in facts.devices if row is None or name in row.devices]
+        spec = attrs.evolve(spec, device=usable[0] if usable else "cpu")
+    return spec
+
+
+def problems(spec: Spec, facts: Facts) -> list[Problem]:
+    """Every reason why this spec cannot run there; empty if it can. `auto` is resolved first."""
+    spec = resolve(spec, facts)
+    row = rows().get(spec.strategy)
+    if row is None:
+        row = Row(name=spec.strategy, refused="there is no such strategy", instead=nearest(spec.strategy, usable()))
+    case = Case(row, facts, rows(), PRECISIONS)
+    found = [problem for rule in RULES for problem in rule(spec, case)]
+    return found + [problem for rule in row.rules for problem in rule(spec, facts)]
+
+
+def usable() -> list[str]:
+    """The strategies that are connected and whose engines are installed."""
+    return [name for name, row in rows().items() if row.usable()]
+
+
+def check(spec: Spec, facts: Facts) -> Spec:
+    """The resolved spec. Raises SpecError with every problem, if there is one."""
+    if found := problems(spec, facts):
+        raise SpecError(*found)
+    return resolve(spec, facts)

@@ -1,0 +1,75 @@
+"""The points of the table that the contract suite tries: a covering array of each row's axes, or their whole product."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+from attrs import frozen
+
+from restoke.facts import Facts
+from restoke.rows import Row
+from restoke.spec import Spec
+from restoke.table import problems, rows, usable
+from restoke.testing.examples import EXAMPLES
+
+ACCUMULATE = (1, 4)
+CLIP = (None, "norm:0.5", "value:0.02")
+
+
+@frozen
+class Case:
+    """A spec, the example that it trains, and how many processes do."""
+
+    spec: Spec
+    example: str
+    processes: int
+
+    def __str__(self) -> str:
+        clip = type(self.spec.clip).__name__ if self.spec.clip else "none"
+        return f"{self.spec.strategy}-{self.spec.precision}-x{self.spec.accumulate}-{clip}-{self.example}-on-{self.processes}"
+
+    @property
+    def row(self) -> Row:
+        return rows()[self.spec.strategy]
+
+
+def cases(device: str = "cpu", full: bool = False, only: str | None = None) -> list[Case]:
+    """Cases of every usable row (or of `only` one): every pair of axis values, or with `full` every combination.
+
+    The rows come from the table, those of other installed packages among them.
+    """
+    names = [only] if only is not None else usable()
+    return [case for name in names for case in _cases(rows()[name], device, full)]
+
+
+def _cases(row: Row, device: str, full: bool) -> list[Case]:
+    if device not in row.devices:
+        return []
+    axes: dict[str, list[Any]] = {
+        "processes": [1, 2] if row.processes == "many" else [1],
+        "precision": [
+            name for name in row.precisions if not _problems(Spec(strategy=row.name, device=device, precision=name), row)
+        ],
+        "accumulate": list(ACCUMULATE),
+        "clip": list(CLIP),
+        "example": list(EXAMPLES),
+    }
+    combinations = itertools.product(*axes.values()) if full else _covering(list(axes.values()))
+    made = [dict(zip(axes, combination, strict=True)) for combination in combinations]
+    return sorted((_case(row, device, **point) for point in made), key=str)
+
+
+def _case(row: Row, device: str, processes: int, example: str, **point: Any) -> Case:
+    return Case(Spec(strategy=row.name, device=device, **point), example, processes)
+
+
+def _problems(spec: Spec, row: Row) -> bool:
+    return bool(problems(spec, Facts(launched=row.processes == "many", devices=("cpu", spec.device))))
+
+
+def _covering(axes: list[list[Any]]) -> list[tuple[Any, ...]]:
+    import covertable  # type: ignore[import-untyped]
+
+    wide = [list(range(len(axis))) for axis in axes]
+    return [tuple(axis[i] for axis, i in zip(axes, row, strict=True)) for row in covertable.make(wide, strength=2)]
