@@ -37,22 +37,22 @@ def settings_from(cls: type[T], mapping: Mapping[str, Any], axis: str) -> T:
 
 def settings_to(instance: Any, only_changed: bool = True) -> dict[str, Any]:
     """The settings as plain JSON values, by default those that differ from the class's own; `settings_from` gives them back."""
-    values = changed(instance) if only_changed else {field.alias: value for field, value in _values(instance)}
+    values = changed(instance) if only_changed else {name: value for name, value, _ in _values(instance)}
     return {name: _plain(value, only_changed) for name, value in values.items()}
 
 
 def changed(instance: Any) -> dict[str, Any]:
     """The values of the fields that differ from their defaults."""
-    return {field.alias: value for field, value in _values(instance) if value != _default(field)}
+    return {name: value for name, value, default in _values(instance) if value != default}
 
 
-def _values(instance: Any) -> Iterator[tuple[attrs.Attribute[Any], Any]]:
-    return ((field, getattr(instance, field.name)) for field in attrs.fields(type(instance)))
-
-
-def _default(field: attrs.Attribute[Any]) -> Any:
-    default: Any = field.default
-    return default.factory() if isinstance(default, attrs.Factory) else default  # type: ignore[arg-type]
+def _values(instance: Any) -> Iterator[tuple[str, Any, Any]]:
+    """Each field's name, value and default."""
+    for field in attrs.fields(type(instance)):
+        default: Any = field.default
+        if isinstance(default, attrs.Factory):  # type: ignore[arg-type]
+            default = default.factory()
+        yield str(field.alias), getattr(instance, field.name), default
 
 
 def _plain(value: Any, only_changed: bool) -> Any:

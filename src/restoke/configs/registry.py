@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import attrs
 
@@ -32,8 +32,8 @@ def register(key: str, cls: type[Any]) -> None:
     Raises:
         SpecError: `cls` is no class of settings, or the key or the class is registered already with another one.
     """
-    axis = f"settings.{key}"
-    if not attrs.has(cls):
+    axis, given = f"settings.{key}", cast(object, cls)
+    if not (isinstance(given, type) and attrs.has(given)):
         raise SpecError.of(axis, cls, "it is not a class of settings", "a class made by restoke.configs.settings")
     if SETTINGS.get(key, cls) is not cls:
         raise SpecError.of(axis, cls, f"the name belongs to {SETTINGS[key].__name__}", "register it under another name")
