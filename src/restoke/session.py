@@ -20,6 +20,7 @@ from restoke.said import say_once
 from restoke.seeds import seed_all
 from restoke.spec import Spec, outside_spec
 from restoke.table import PRECISIONS, check, rows
+from restoke.verbs import Verbs, bind, unprepared
 from restoke.windows import Windows
 from restoke.world import World, facts_here, ranks_here
 
@@ -40,6 +41,17 @@ class Session:
         WorldError: the launcher, the settings and the process group contradict each other.
     """
 
+    forward: Callable[..., Any]
+    """The model's output, under the precision's context; whether its gradients are reduced is settled here."""
+    divide: Callable[[Tensor], Tensor]
+    """The loss's share of its window of micro-batches: the one place where it is divided."""
+    backward: Callable[[Tensor], None]
+    """Add the gradients of a loss, the mean over its micro-batch, divided by the window's length."""
+    backward_divided: Callable[[Tensor], None]
+    """As `backward`, of a loss that `divide` has divided already."""
+    step: Callable[[], Step | None]
+    """End a micro-batch; None within a window. At its end: clip, step, clear the gradients, step the schedulers."""
+
     def __init__(self, spec: Spec | None = None, *, scaler: LossScaler | None = None, **axes: Any) -> None:
         if spec is not None and axes:
             raise SpecError.of(next(iter(axes)), next(iter(axes.values())), "a spec was given as well", "one of the two")
@@ -58,6 +70,7 @@ class Session:
         self.schedulers: list[Any] = []
         self.registered: dict[str, Any] = {}
         self._parts: Parts | None = None
+        self._take(unprepared())
         if self.spec.seed is not None:
             seed_all(self.spec.seed)
 
@@ -83,13 +96,18 @@ class Session:
         parts: Parts = rows()[self.spec.strategy].load()(request)
         self._parts = parts
         self.scaler = parts.stepper.scaler
-        self._set_grad_sync, self._model, self._backward = parts.set_grad_sync, parts.model, parts.stepper.backward
         self.forward_context = parts.stepper.forward_context
         if scheduler is not None:
             self.schedulers.append(scheduler(parts.optimizer))
+        self._take(bind(self, parts))
         if self.spec.seed is not None:
             seed_all(self.spec.seed, 1 + self.world.data_rank)
         return parts.model
+
+    def _take(self, verbs: Verbs) -> None:
+        self._verbs = verbs
+        self.forward, self.divide, self.step = verbs.forward, verbs.divide, verbs.step
+        self.backward, self.backward_divided = verbs.backward, verbs.backward_divided
 
     @property
     def parts(self) -> Parts:
@@ -98,55 +116,12 @@ class Session:
             raise SessionError.of("session", "no model", "prepare was not called", "session.prepare(model, optimizer) first")
         return self._parts
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The model's output, under the precision's context; whether its gradients are reduced is settled here."""
-        self._set_grad_sync(self.windows.ending)
-        with self.forward_context():
-            return self._model(*args, **kwargs)
-
-    def divide(self, loss: Tensor) -> Tensor:
-        """The loss's share of its window of micro-batches: the one place where it is divided."""
-        length = self.windows.length
-        return loss if length == 1 else loss / length
-
-    def backward(self, loss: Tensor) -> None:
-        """Add the gradients of the loss, a mean over the micro-batch, divided by the window's length."""
-        self._backward(self.divide(loss))
-
-    def backward_divided(self, share: Tensor) -> None:
-        """As `backward`, of a loss that `divide` has divided."""
-        self._backward(share)
-
-    def step(self) -> Step | None:
-        """End a micro-batch. At the end of its window: clip, step, clear the gradients, step the schedulers."""
-        if not self.windows.ending:
-            self.windows.done += 1
-            return None
-        return self._boundary(self.windows.done + 1)
-
     def flush(self) -> Step | None:
         """End the window now, with the micro-batches that it has; None if it has none. Every rank calls this."""
-        done = self.windows.done
-        if done == 0:
+        if self.windows.done == 0:
             return None
         self.parts.reduce_grads()
-        return self._boundary(done)
-
-    def _boundary(self, done: int) -> Step:
-        stepper, windows = self.parts.stepper, self.windows
-        if done != windows.length:
-            stepper.rescale(windows.length / done)
-        norm = None if self.spec.clip is None else stepper.clip(self.spec.clip)
-        stepped = stepper.step()
-        stepper.clear()
-        windows.close()
-        if stepped:
-            self.steps += 1
-            for scheduler in self.schedulers:
-                scheduler.step()
-        else:
-            self.skipped += 1
-        return Step(norm, not stepped)
+        return self._verbs.boundary()
 
     def zero_grads(self) -> None:
         """Drop the gradients and begin a new window."""
