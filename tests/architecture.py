@@ -12,11 +12,11 @@ from typing import Protocol, cast
 from attrs import define, frozen
 
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("_version", "errors", "spec", "table", "rows", "rules", "facts", "plugins", "ranks", "configs"),
+    ("_version", "errors", "said", "spec", "table", "rows", "rules", "facts", "plugins", "ranks", "configs"),
     ("comm", "world", "optim", "seeds"),
     ("parts", "steppers", "state", "precision", "passes", "nn"),
     ("strategies",),
-    ("session", "session_state", "windows", "data", "checkpoint"),
+    ("session", "session_state", "verbs", "windows", "data", "checkpoint"),
     ("launch", "playground", "facades", "testing"),
     ("cli", "__main__"),
 )
@@ -218,7 +218,7 @@ def _docstring_lines(node: ast.AST) -> int:
 def modules_begin_with_a_sentence(tree: Tree) -> Iterator[str]:
     for module in tree.modules.values():
         first = (ast.get_docstring(module.tree) or "").partition("\n")[0]
-        if not first.endswith((".", ":")):
+        if module.text and not first.endswith((".", ":")):
             yield module.at(1, "the first line is no sentence on what the module is for")
 
 
