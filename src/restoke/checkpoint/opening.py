@@ -1,0 +1,181 @@
+"""Loading: which checkpoint, is it whole, and the boxes of its tensors that a rank asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any, final, overload
+
+import torch
+from attrs import define, field
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from restoke.checkpoint.agree import alone, together
+from restoke.checkpoint.container import BITS, DTYPES
+from restoke.checkpoint.find import candidates
+from restoke.checkpoint.generations import faulty
+from restoke.checkpoint.manifest import Manifest, Piece, TensorEntry, file_name, parse, read_body
+from restoke.checkpoint.plain import decode_mapping
+from restoke.checkpoint.tiling import Box
+from restoke.errors import CheckpointError, nearest
+from restoke.world import World
+
+VALUES = "values/"
+
+
+@final
+@define(eq=False)
+class Opened:
+    """A checkpoint that was verified when it was opened: a `restoke.parts.Saved`, with what else is known of it.
+
+    `values` are those of rank 0, `rank_values[rank]` what each rank kept under `rank/`. `notes` has a line where another
+    checkpoint would have been newer.
+    """
+
+    path: Path
+    tag: str
+    manifest: Manifest
+    notes: list[str] = field(factory=list)
+    meta: Mapping[str, Any] = field(init=False)
+    values: Mapping[str, Any] = field(init=False)
+    rank_values: Sequence[Mapping[str, Any]] = field(init=False)
+    _files: dict[int, Any] = field(factory=dict, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.meta = decode_mapping(self.manifest.meta, self.read)
+        self.values = decode_mapping(self.manifest.values, self.read)
+        self.rank_values = _RankValues(self)
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks saved it."""
+        return self.manifest.world_size
+
+    @property
+    def generation(self) -> int:
+        """It counts up with each save into a folder."""
+        return self.manifest.generation
+
+    def keys(self) -> Collection[str]:
+        """The keys of its tensors, but for those among the values."""
+        return [key for key in self.manifest.tensors if not key.startswith(VALUES)]
+
+    def shape(self, key: str) -> tuple[int, ...]:
+        """The global shape. Raises CheckpointError where there is no such tensor."""
+        return self._entry(key).shape
+
+    def dtype(self, key: str) -> torch.dtype:
+        """The dtype as saved. Raises CheckpointError where there is no such tensor."""
+        return DTYPES[self._entry(key).dtype]
+
+    def read(self, key: str, offsets: tuple[int, ...] | None = None, shape: tuple[int, ...] | None = None) -> Tensor:
+        """A new CPU tensor: the whole, or the box of `shape` at `offsets`, of which only the bytes asked for are read.
+
+        Raises:
+            CheckpointError: there is no such tensor or box, or a file cannot be read any more.
+        """
+        entry = self._entry(key)
+        wanted = Box.whole(entry.shape) if offsets is None or shape is None else Box(tuple(offsets), tuple(shape))
+        if (offsets is None) != (shape is None) or not wanted.inside(entry.shape):
+            why = f"there is no box of shape {shape} at {offsets} in {entry.shape}"
+            raise CheckpointError.of(key, "a box", why, "offsets and shape within the tensor, or neither")
+        result = torch.empty(wanted.shape, dtype=DTYPES[entry.dtype])
+        bits = result.view(BITS[result.element_size()])
+        for piece in entry.pieces if result.numel() else ():
+            shared = wanted.shared(piece.box)
+            if shared is not None:
+                bits[shared.within(wanted)].copy_(self._slice(key, piece, shared).view(bits.dtype))
+        return result
+
+    def _entry(self, key: str) -> TensorEntry:
+        if key not in self.manifest.tensors:
+            raise CheckpointError.of("key", key, f"{self.tag} has no such tensor", nearest(key, self.keys()))
+        return self.manifest.tensors[key]
+
+    def _slice(self, key: str, piece: Piece, shared: Box) -> Tensor:
+        file = self.path / file_name(piece.rank, self.world_size)
+        try:
+            if piece.rank not in self._files:
+                self._files[piece.rank] = safe_open(file, "pt")
+            part: Tensor = self._files[piece.rank].get_slice(key)[shared.within(piece.box) or ...]
+        except (OSError, SafetensorError) as error:
+            why = f"{file.name} could be read when it was opened, and cannot any more ({error})"
+            raise CheckpointError.of("checkpoint", str(self.path), why, "load again") from error
+        return part
+
+
+@final
+@define(eq=False)
+class _RankValues(Sequence[Mapping[str, Any]]):
+    """Decoded when asked for: most ranks ask for their own alone."""
+
+    opened: Opened
+
+    def __len__(self) -> int:
+        return self.opened.world_size
+
+    @overload
+    def __getitem__(self, rank: int) -> Mapping[str, Any]: ...
+    @overload
+    def __getitem__(self, rank: slice) -> Sequence[Mapping[str, Any]]: ...
+    def __getitem__(self, rank: int | slice) -> Mapping[str, Any] | Sequence[Mapping[str, Any]]:
+        if isinstance(rank, slice):
+            return [self[i] for i in range(*rank.indices(len(self)))]
+        return decode_mapping(self.opened.manifest.rank_values[rank], self.opened.read)
+
+
+def read(folder: Path | str, tag: str | None, world: World) -> Opened:
+    """Open a checkpoint once every byte of it has been verified. Every rank calls this, and verifies its share.
+
+    Args:
+        folder: what was given to `write`.
+        tag: which one; None takes the newest good one, and says in `notes` if that is not the newest.
+
+    Raises:
+        CheckpointError: on every rank the same: there is none, or the one asked for is damaged (the file is named), or it is
+            none of restoke's.
+    """
+    folder = Path(folder)
+    names, faults = alone(lambda: candidates(folder, tag), world, folder)
+    for found, name in names:
+        opened, fault = _verified(folder / name, found, world)
+        if opened is not None:
+            if faults:
+                bad = ", ".join(f"{tag} cannot ({why})" for tag, why in faults.items())
+                opened.notes.append(f"loaded {found}, the newest checkpoint that can be: {bad}")
+            return opened
+        faults[found] = fault
+    raise _none_good(folder, tag, faults)
+
+
+def _none_good(folder: Path, tag: str | None, faults: Mapping[str, str]) -> Exception:
+    if tag is not None:
+        remedy = "another tag, or none for the newest good one"
+        return CheckpointError.of("tag", tag, f"it cannot be loaded: {faults[tag]}", remedy)
+    why = f"none of its checkpoints can be loaded ({'; '.join(f'{bad}: {why}' for bad, why in faults.items())})"
+    return CheckpointError.of("folder", str(folder), why, "another folder")
+
+
+def _verified(path: Path, tag: str, world: World) -> tuple[Opened | None, str]:
+    """The checkpoint, or what is wrong. Each rank checks its share of the files; all come to the same verdict."""
+
+    def check() -> tuple[Opened | None, Any]:
+        try:
+            manifest = parse(read_body(path))
+            shares = range(world.rank, manifest.world_size, world.size)
+            fault = next((fault for rank in shares if (fault := faulty(path, manifest, rank))), "")
+            opened = None if fault else Opened(path, tag, manifest)
+        except (ValueError, OSError) as error:
+            return None, {"fault": str(error)}
+        except CheckpointError as error:
+            return None, {"fault": error.problems[0].why}
+        return opened, {"fault": fault, "same": [manifest.generation, manifest.created]}
+
+    opened, said = together(check, world, path)
+    for rank, item in enumerate(said):
+        if item["fault"]:
+            return None, item["fault"]
+        if item["same"] != said[0]["same"]:
+            return None, f"rank {rank} sees another one than rank 0: the folder is not shared"
+    return opened, ""
