@@ -29,9 +29,10 @@ class OptimizerSpec:
     def build(self, named: Iterable[tuple[str, Parameter]]) -> Optimizer:
         """The optimizer over these, in their order. Raises SpecError: a pattern names none, or it cannot be built."""
         named = list(named)
+        parameters = self._grouped(named) if self.groups else [p for _, p in named]
         try:
-            return self.cls(self._grouped(named) if self.groups else [p for _, p in named], **self.kwargs)
-        except TypeError as error:
+            return self.cls(parameters, **self.kwargs)
+        except (TypeError, ValueError) as error:
             name = getattr(self.cls, "__name__", str(self.cls))
             raise SpecError.of(
                 "optimizer_kwargs", dict(self.kwargs), f"{name} refuses them ({error})", "see its signature"

@@ -62,7 +62,9 @@ def _wrap(model: nn.Module, world: World, config: DDPConfig) -> DistributedDataP
             **buffers,
         )
     if config.comm_hook is not None:
-        ddp.register_comm_hook(*_comm_hook(config.comm_hook))
+        state, hook = _comm_hook(config.comm_hook)
+        # torch compares annotations with classes, which postponed ones are not: a function without any passes
+        ddp.register_comm_hook(state, lambda state, bucket: hook(state, bucket))  # noqa: PLW0108
     return ddp
 
 
