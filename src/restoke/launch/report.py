@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from pathlib import Path
 
@@ -9,6 +10,8 @@ from restoke.launch.blame import Verdict, exit_code, is_echo
 from restoke.launch.records import log_of
 from restoke.launch.watch import End
 
+WIDTH = 160  # characters of an error in a line of its own; the traceback has all of it
+SOURCE = re.compile(r"\[/[^\]]*\] ")  # gloo begins with its own file and line
 TAIL = 30  # lines of the rank's log
 TAIL_BYTES = 1 << 16
 
@@ -36,7 +39,7 @@ def _headline(found: Verdict) -> str:
 def how(end: End) -> str:
     """How a rank ended."""
     if end.record is not None and end.record.phase == "failed":
-        return end.record.error
+        return SOURCE.sub("", end.record.error)[:WIDTH]
     code = exit_code(end)
     if code < 0:
         return f"it was killed by {_signal_name(-code)}"
@@ -59,6 +62,6 @@ def _tail(end: End, folder: Path) -> list[str]:
         file.seek(max(0, log.stat().st_size - TAIL_BYTES))
         text = file.read().decode(errors="replace")
     if end.record is not None and end.record.traceback:
-        text = text.replace(end.record.traceback, "")
+        text = text.replace(f"[rank{end.rank}]: ", "").replace(end.record.traceback, "")  # torch's own prefix
     last = text.rstrip().splitlines()[-TAIL:]
     return [f"Last output of rank {end.rank}:", *(f"  {line}" for line in last)] if last else []

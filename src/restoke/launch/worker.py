@@ -13,7 +13,6 @@ import time
 import traceback
 from collections.abc import MutableMapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import NoReturn
 
 import attrs
@@ -84,9 +83,13 @@ def _die_with(parent: int) -> None:
 
 def _redirect(screen: Sequence[str], log: Path) -> None:
     for number, path in zip((1, 2), screen or (str(log), str(log)), strict=True):
-        opened = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOCTTY, 0o644)
-        os.dup2(opened, number)
-        os.close(opened)
+        _send(number, path)
+
+
+def _send(number: int, path: str | Path) -> None:
+    opened = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOCTTY, 0o644)
+    os.dup2(opened, number)
+    os.close(opened)
 
 
 def _outcome(words: Sequence[str], rank: int, facade: str | None, log: Path | None) -> Record:
@@ -115,21 +118,23 @@ def _exit_code(code: object) -> int:
 
 
 def _failed(error: BaseException, rank: int, at: int, log: Path | None) -> Record:
-    trace = own_frames_removed(error.__traceback__)
-    text = "".join(traceback.format_exception(type(error), error, trace))
-    _show(error, trace, text, log)
+    error.__traceback__ = own_frames_removed(error.__traceback__)
+    text = "".join(traceback.format_exception(error))
+    _show(error, log)
     chain = tuple(_said(each) for each in _causes(error))
     code = INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
     return Record(rank=rank, phase="failed", code=code, error=chain[0], chain=chain, traceback=text, monotonic_ns=at)
 
 
-def _show(error: BaseException, trace: TracebackType | None, text: str, log: Path | None) -> None:
-    """Into the log only: on the screen, the parent's summary comes first. A hook of the script's own is asked as always."""
-    if log is None or sys.excepthook is not sys.__excepthook__:
-        sys.excepthook(type(error), error, trace)
-    if log is not None:
-        with contextlib.suppress(OSError), log.open("a", encoding="utf-8") as file:
-            file.write(text)
+def _show(error: BaseException, log: Path | None) -> None:
+    """As Python shows what nobody caught; into the log only, because on the screen the parent's summary comes first."""
+    try:
+        if log is not None:
+            _send(2, log)
+        sys.excepthook(type(error), error, error.__traceback__)
+    except BaseException:  # noqa: BLE001
+        # a hook of the script's own, or a full disk: neither may hide the error itself
+        traceback.print_exc()
 
 
 def _causes(error: BaseException) -> list[BaseException]:
