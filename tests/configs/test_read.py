@@ -44,6 +44,8 @@ def test_only_what_changed_is_told_down_to_the_sections() -> None:
     plain = {"zero_optimization": {"stage": 2, "offload_optimizer": {}}, "fp16": {}, "aio": None}
     assert settings_to(made) == plain
     assert settings_from(DeepspeedConfig, plain, "settings.deepspeed") == made
+    assert settings_to(made, only_changed=False)["zero_optimization"] == settings_to(made.zero_optimization, only_changed=False)
+    assert settings_to(made, only_changed=False)["zero_optimization"]["stage3_max_live_parameters"] == 10**9
 
 
 def test_infinity_is_told_in_a_way_that_json_has() -> None:

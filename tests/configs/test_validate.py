@@ -106,7 +106,8 @@ def test_any_other_hook_is_refused(name: str) -> None:
 
 
 def test_a_path_is_stored_as_a_text() -> None:
-    assert c.DeepspeedTensorboardConfig(Path("runs") / "1").output_path == str(Path("runs") / "1")
+    made = c.DeepspeedTensorboardConfig(Path("runs") / "1", job_name=c.FP16Options.amp)
+    assert (made.output_path, made.job_name, type(made.job_name)) == (str(Path("runs") / "1"), "amp", str)
 
 
 def test_a_local_rank_may_come_from_the_environment() -> None:
