@@ -8,6 +8,37 @@ from typing import TYPE_CHECKING, Any
 from restoke._version import __version__
 
 if TYPE_CHECKING:
+    from restoke.configs import AMPConfig as AMPConfig
+    from restoke.configs import ApexConfig as ApexConfig
+    from restoke.configs import BackendOptions as BackendOptions
+    from restoke.configs import ClipGradConfig as ClipGradConfig
+    from restoke.configs import ClipGradNormConfig as ClipGradNormConfig
+    from restoke.configs import DDPConfig as DDPConfig
+    from restoke.configs import DeepspeedActivationCheckpointingConfig as DeepspeedActivationCheckpointingConfig
+    from restoke.configs import DeepspeedAIOConfig as DeepspeedAIOConfig
+    from restoke.configs import DeepspeedConfig as DeepspeedConfig
+    from restoke.configs import DeepspeedFlopsConfig as DeepspeedFlopsConfig
+    from restoke.configs import DeepspeedFP16Config as DeepspeedFP16Config
+    from restoke.configs import DeepspeedOffloadOptimizerConfig as DeepspeedOffloadOptimizerConfig
+    from restoke.configs import DeepspeedOffloadParamConfig as DeepspeedOffloadParamConfig
+    from restoke.configs import DeepspeedPLDConfig as DeepspeedPLDConfig
+    from restoke.configs import DeepspeedTensorboardConfig as DeepspeedTensorboardConfig
+    from restoke.configs import DeepspeedZeROConfig as DeepspeedZeROConfig
+    from restoke.configs import DistributedOptions as DistributedOptions
+    from restoke.configs import FairscaleFSDPConfig as FairscaleFSDPConfig
+    from restoke.configs import FairscaleOSSConfig as FairscaleOSSConfig
+    from restoke.configs import FairscaleSDDPConfig as FairscaleSDDPConfig
+    from restoke.configs import FP16Options as FP16Options
+    from restoke.configs import HorovodConfig as HorovodConfig
+    from restoke.configs import HorovodOps as HorovodOps
+    from restoke.configs import OffloadDevice as OffloadDevice
+    from restoke.configs import ParamNormalize as ParamNormalize
+    from restoke.data import BucketedDistributedSampler as BucketedDistributedSampler
+    from restoke.data import Loader as Loader
+    from restoke.errors import RestokeError as RestokeError
+    from restoke.facades.stoke.face import Stoke as Stoke
+    from restoke.facades.stoke.optimizer import StokeOptimizer as StokeOptimizer
+    from restoke.facades.stoke.optimizer import StokeScheduler as StokeScheduler
     from restoke.optim import OptimizerSpec as OptimizerSpec
     from restoke.session import Session as Session
     from restoke.spec import Spec as Spec
@@ -20,6 +51,34 @@ _PLACES = {
     "RestokeError": "restoke.errors",
     "Loader": "restoke.data",
     "BucketedDistributedSampler": "restoke.data",
+    "Stoke": "restoke.facades.stoke.face",
+    "StokeOptimizer": "restoke.facades.stoke.optimizer",
+    "StokeScheduler": "restoke.facades.stoke.optimizer",
+    "AMPConfig": "restoke.configs",
+    "ApexConfig": "restoke.configs",
+    "BackendOptions": "restoke.configs",
+    "ClipGradConfig": "restoke.configs",
+    "ClipGradNormConfig": "restoke.configs",
+    "DDPConfig": "restoke.configs",
+    "DeepspeedAIOConfig": "restoke.configs",
+    "DeepspeedActivationCheckpointingConfig": "restoke.configs",
+    "DeepspeedConfig": "restoke.configs",
+    "DeepspeedFP16Config": "restoke.configs",
+    "DeepspeedFlopsConfig": "restoke.configs",
+    "DeepspeedOffloadOptimizerConfig": "restoke.configs",
+    "DeepspeedOffloadParamConfig": "restoke.configs",
+    "DeepspeedPLDConfig": "restoke.configs",
+    "DeepspeedTensorboardConfig": "restoke.configs",
+    "DeepspeedZeROConfig": "restoke.configs",
+    "DistributedOptions": "restoke.configs",
+    "FP16Options": "restoke.configs",
+    "FairscaleFSDPConfig": "restoke.configs",
+    "FairscaleOSSConfig": "restoke.configs",
+    "FairscaleSDDPConfig": "restoke.configs",
+    "HorovodConfig": "restoke.configs",
+    "HorovodOps": "restoke.configs",
+    "OffloadDevice": "restoke.configs",
+    "ParamNormalize": "restoke.configs",
 }
 
 __all__ = ["__version__", *_PLACES]  # noqa: PLE0604

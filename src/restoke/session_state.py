@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from restoke import checkpoint
 from restoke.errors import CheckpointError
@@ -28,12 +29,14 @@ def capture(session: Session, extras: Mapping[str, Any]) -> Captured:
         "window": [session.windows.done, session.windows.length],
         "scaler": None if scaler is None else scaler.torch.state_dict(),
         "schedulers": [_scheduler_state(scheduler) for scheduler in session.schedulers],
-        "registered": {name: thing.state_dict() for name, thing in session.registered.items()},
     }
+    captured.values["rank/registered"] = {name: thing.state_dict() for name, thing in session.registered.items()}
     captured.values["extras"] = dict(extras)
     captured.values["rank/rng"] = rng_state(session.world.device)
     if session.windows.done:
-        _capture_gradients(session, captured)
+        _capture_own(session, captured, "gradient", _gradients(session))
+    if session.windows.done or session.parts.local_buffers:
+        _capture_own(session, captured, "buffer", dict(session.parts.module.named_buffers()))
     return captured
 
 
@@ -44,11 +47,12 @@ def restore(session: Session, saved: checkpoint.Opened, strict: bool) -> dict[st
     session.steps, session.skipped = state["steps"], state["skipped"]
     notes += _restore_scaler(session, state["scaler"])
     notes += _restore_schedulers(session, state["schedulers"], strict)
-    notes += _restore_registered(session, state["registered"], strict)
+    notes += _restore_registered(session, saved, strict)
     session.parts.stepper.clear()
     session.windows.done, session.windows.length = state["window"]
     if session.windows.done:
         _restore_gradients(session, saved)
+    _restore_buffers(session, saved)
     _restore_rng(session, saved)
     if session.world.is_main:
         for note in notes:
@@ -68,11 +72,23 @@ def load(session: Session, folder: Path, tag: str | None, strict: bool) -> dict[
     return restore(session, checkpoint.read(folder, tag, session.world), strict)
 
 
-def _capture_gradients(session: Session, captured: Captured) -> None:
-    """Within a window every rank's gradients are its own."""
-    for name, parameter in session.parts.module.named_parameters():
-        if parameter.grad is not None:
-            captured.chunks[f"gradient/{session.world.rank}/{name}"] = Chunk.whole(parameter.grad)
+def _gradients(session: Session) -> dict[str, Tensor]:
+    return {name: p.grad for name, p in session.parts.module.named_parameters() if p.grad is not None}
+
+
+def _capture_own(session: Session, captured: Captured, kind: str, tensors: dict[str, Tensor]) -> None:
+    """Tensors that are each rank's own: within a window its gradients, and what batch norm counted since the last forward."""
+    for name, tensor in tensors.items():
+        captured.chunks[f"{kind}/{session.world.rank}/{name}"] = Chunk.whole(tensor)
+
+
+def _restore_buffers(session: Session, saved: checkpoint.Opened) -> None:
+    """Each rank's own, where they were saved; else they are rank 0's already."""
+    keys = set(saved.keys())
+    with torch.no_grad():
+        for name, buffer in session.parts.module.named_buffers():
+            if (key := f"buffer/{session.world.rank}/{name}") in keys:
+                buffer.copy_(saved.read(key))
 
 
 def _restore_gradients(session: Session, saved: checkpoint.Opened) -> None:
@@ -112,7 +128,10 @@ def _restore_schedulers(session: Session, states: list[dict[str, Any]], strict: 
     return [f"schedulers: the checkpoint has {len(states)}, {why}: none was restored"]
 
 
-def _restore_registered(session: Session, states: dict[str, Any], strict: bool) -> list[str]:
+def _restore_registered(session: Session, saved: checkpoint.Opened, strict: bool) -> list[str]:
+    """Each rank's own; at another world size rank 0's."""
+    rank = session.world.rank if saved.world_size == session.world.size else 0
+    states = saved.rank_values[rank]["registered"]
     notes = []
     for name in sorted(states.keys() ^ session.registered.keys()):
         side = "this run registers no such object" if name in states else "the checkpoint has none"
