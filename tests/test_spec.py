@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from restoke.configs import AMPConfig, ClipGradConfig, ClipGradNormConfig, DDPConfig
+from restoke.configs import AMPConfig, ClipGradConfig, ClipGradNormConfig, DDPConfig, DeepspeedConfig, DeepspeedZeROConfig
 from restoke.errors import SpecError
 from restoke.spec import ENVIRONMENT, Spec, outside_spec
 
@@ -112,6 +112,14 @@ def test_outside_settings_override_field_by_field() -> None:
     assert spec.setting(DDPConfig) == DDPConfig(bucket_cap_mb=7, broadcast_buffers=False)
     assert spec.setting(AMPConfig) == AMPConfig(init_scale=8.0)
     assert len(said) == 1
+
+
+def test_outside_settings_override_nested_ones_field_by_field() -> None:
+    mine = Spec(settings=[DeepspeedConfig(zero_optimization=DeepspeedZeROConfig(stage=1, overlap_comm=True))])
+    spec, _ = mine.overlaid({"settings": {"deepspeed": {"zero_optimization": {"stage": 2}}}})
+    zero = spec.setting(DeepspeedConfig).zero_optimization
+    assert zero is not None
+    assert (zero.stage, zero.overlap_comm) == (2, True)
 
 
 def test_the_environment_is_read() -> None:

@@ -106,6 +106,7 @@ class Parts:
     state: State
     set_grad_sync: Callable[[bool], None]  # called before a forward: does the backward after it end a window?
     reduce_grads: Callable[[], None]  # averages gradients that were kept local: a window ended where none had announced it
+    local_buffers: bool = False  # whether each rank's buffers are its own for good, not rank 0's from the next forward on
 
 
 @frozen

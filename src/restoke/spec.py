@@ -174,7 +174,13 @@ class Spec:
 
     def _merged_settings(self, outside: Mapping[str, Any]) -> dict[str, Any]:
         mine = {key_of(item): settings_to(item, only_changed=False) for item in self.settings}
-        return mine | {key: mine.get(key, {}) | dict(fields or {}) for key, fields in outside.items()}
+        return _merged(mine, outside)
+
+
+def _merged(inner: Mapping[str, Any], outer: Mapping[str, Any]) -> dict[str, Any]:
+    """Field by field, at every depth: what the outer one has wins."""
+    deeper = {key: _merged(inner[key], value or {}) for key, value in outer.items() if isinstance(inner.get(key), Mapping)}
+    return {**inner, **outer, **deeper}
 
 
 def _short(value: Any) -> str:

@@ -16,15 +16,17 @@ COMPILED = "_orig_mod."  # torch.compile wraps a module and adds this to its nam
 
 @final
 class TorchState:
-    """Whole tensors: every rank holds all of the state."""
+    """Whole tensors: every rank holds all of the state. Of buffers, which may differ between ranks, rank 0's are the state."""
 
-    def __init__(self, module: nn.Module, optimizer: Optimizer) -> None:
+    def __init__(self, module: nn.Module, optimizer: Optimizer, rank: int = 0) -> None:
         self._module = module
         self._optimizer = optimizer
+        self._rank = rank
 
     def capture(self) -> Captured:
         tensors, aliases, extra = self._model_tensors()
-        captured = Captured({f"model/{name}": Chunk.whole(tensor.detach()) for name, tensor in tensors.items()})
+        mine = [name for name, tensor in tensors.items() if self._rank == 0 or isinstance(tensor, nn.Parameter)]
+        captured = Captured({f"model/{name}": Chunk.whole(tensors[name].detach()) for name in mine})
         captured.values["model"] = {"aliases": aliases, "extra": extra}
         self._capture_optimizer(captured)
         return captured

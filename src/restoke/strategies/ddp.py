@@ -39,8 +39,9 @@ def prepare(request: Request) -> Parts:
 
     stepper = torch_stepper(model, optimizer, request.precision, world.device, request.scaler)
     stepper = _watched(ddp, stepper, reduce_grads)
+    state = TorchState(model, optimizer, world.rank)
     sync = set_grad_sync if config.no_sync else _always_in_sync
-    return Parts(ddp, model, optimizer, stepper, TorchState(model, optimizer), sync, reduce_grads)
+    return Parts(ddp, model, optimizer, stepper, state, sync, reduce_grads, not config.broadcast_buffers)
 
 
 def _wrap(model: nn.Module, world: World, config: DDPConfig) -> DistributedDataParallel:
