@@ -63,7 +63,7 @@ BUILT_IN = (
         bitwise=True,
     ),
     *(
-        Row(name=name, processes="many", refused=f"{what} is not connected yet", instead="ddp")
+        Row(name=name, processes="many", refused=f"{what} is not connected yet", instead="strategy=ddp")
         for name, what in (
             ("zero1", "sharding of the optimizer state"),
             ("zero2", "sharding of gradients and optimizer state"),
