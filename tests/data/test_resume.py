@@ -1,0 +1,348 @@
+"""A loaded state continues with the next batch, as if never stopped: at any place, with workers, at another world size."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, SequentialSampler, WeightedRandomSampler
+
+from restoke.data import BucketedDistributedSampler, Loader, make_loader
+from restoke.errors import DataError
+from restoke.seeds import rng_state, set_rng_state
+from tests.data.loading import CPU, Noisy, Numbers, Record, Shuffling, SizedStream, Stream, flat, lists, loaders, world
+
+
+def buckets(size: int = 1, rank: int = 0) -> BucketedDistributedSampler:
+    return BucketedDistributedSampler(None, 2, 2, lengths=list(range(19, 0, -1)), num_replicas=size, rank=rank)
+
+
+WAYS: dict[str, Callable[[], dict[str, Any]]] = {
+    "in order": lambda: {"batch_size": 2},
+    "shuffled": lambda: {"batch_size": 2, "shuffle": True},
+    "shuffled, seed": lambda: {"batch_size": 2, "shuffle": True, "seed": 3},
+    "shuffled, generator": lambda: {"batch_size": 2, "shuffle": True, "generator": torch.Generator().manual_seed(4)},
+    "single": lambda: {"batch_size": None, "shuffle": True},
+    "weighted": lambda: {"sampler": WeightedRandomSampler(torch.ones(19), 19)},
+    "sampler with a generator": lambda: {"sampler": RandomSampler(Numbers(19), generator=torch.Generator().manual_seed(4))},
+    "sampler of mine": lambda: {"sampler": Shuffling(19)},
+    "DistributedSampler": lambda: {"sampler": DistributedSampler(Numbers(19), 1, 0)},
+    "bucketed": lambda: {"sampler": buckets(), "batch_size": 2},
+    "batches": lambda: {"batch_sampler": BatchSampler(RandomSampler(Numbers(19)), 3, False)},
+    "batches of mine": lambda: {"batch_sampler": BatchSampler(Shuffling(19, "numpy"), 3, False)},
+    "batches, bucketed": lambda: {"batch_sampler": BatchSampler(buckets(), 2, False)},
+}
+
+
+def advance(loader: Loader, batches: int) -> list[list[int]]:
+    """The next so many batches; the iteration is left then."""
+    got = []
+    for batch in loader:
+        got.append(np.ravel(batch).tolist())
+        if len(got) == batches:
+            break
+    return got
+
+
+def epochs(loader: Loader, count: int) -> list[list[list[int]]]:
+    return [[np.ravel(batch).tolist() for batch in loader] for _ in range(count)]
+
+
+@pytest.mark.parametrize("make", WAYS.values(), ids=WAYS)
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("within", [False, True], ids=["after the loop", "within the loop"])
+def test_the_rest_of_the_epoch_and_the_next_ones_are_the_same(
+    make: Callable[[], dict[str, Any]], workers: int, within: bool
+) -> None:
+    torch.manual_seed(1)
+    random.seed(1)
+    np.random.seed(1)
+    first = make_loader(Numbers(19), world=world(), num_workers=workers, **make())
+    epochs(first, 1)
+    before, state, generators = [], None, None
+    for batch in first:
+        before.append(np.ravel(batch).tolist())
+        if len(before) == 3 and within:
+            state, generators = json_and_tensors(first.state_dict()), rng_state(CPU)
+        if len(before) == 3 and not within:
+            break
+    if not within:
+        state, generators = json_and_tensors(first.state_dict()), rng_state(CPU)
+    after = epochs(first, 1)
+    assert state is not None
+    assert generators is not None
+
+    random.seed(99)
+    np.random.seed(99)
+    torch.manual_seed(99)
+    second = make_loader(Numbers(19), world=world(), num_workers=workers, **make())
+    record = Record()
+    second.watch(record)
+    set_rng_state(generators, CPU)
+    second.load_state_dict(state)
+    assert json_and_tensors(second.state_dict()) == state
+    rest, *more = epochs(second, 2)
+    counts = [told[0] for told in record.told[1 : len(rest) + 1]]
+    assert counts in (list(range(len(rest), 0, -1)), [*[None] * (len(rest) - 1), 1])
+    if within:
+        assert rest == before[3:]
+    if within or not state["generators"]:  # to leave early is to leave a generator of the user's where it is
+        assert more == after
+
+
+def json_and_tensors(state: dict[str, Any]) -> dict[str, Any]:
+    """As a checkpoint keeps it."""
+    plain = {name: value for name, value in state.items() if name != "generators"}
+    return json.loads(json.dumps(plain)) | {"generators": [Comparable(item) for item in state["generators"]]}
+
+
+class Comparable(torch.Tensor):
+    """A tensor that `==` compares as a whole."""
+
+    @staticmethod
+    def __new__(cls, held: torch.Tensor) -> Any:
+        return held.as_subclass(cls)
+
+    def __eq__(self, other: object) -> bool:  # type: ignore[override]
+        return isinstance(other, torch.Tensor) and torch.equal(self, other)
+
+    __hash__ = torch.Tensor.__hash__
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_stream_continues_behind_what_was_read(workers: int) -> None:
+    whole = lists(make_loader(Stream(20), world=world(), batch_size=3, num_workers=workers))
+    first = make_loader(Stream(20), world=world(), batch_size=3, num_workers=workers)
+    advance(first, 2)
+    second = make_loader(Stream(20), world=world(), batch_size=3, num_workers=workers)
+    second.load_state_dict(first.state_dict())
+    assert [lists(second), lists(second)] == [whole[2:], whole]
+
+
+def test_a_shuffling_stream_is_replayed() -> None:
+    first = make_loader(Stream(20, shuffled=True), world=world(), batch_size=3)
+    got = advance(first, 2)
+    second = make_loader(Stream(20, shuffled=True), world=world(), batch_size=3)
+    second.load_state_dict(first.state_dict())
+    assert sorted([*flat(got), *flat(second)]) == list(range(20))
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_what_workers_draw_is_the_same_after_a_resume_with_other_workers_too(workers: int) -> None:
+    def run(state: Any, workers: int) -> torch.Tensor:
+        loader = make_loader(Noisy(12), world=world(), batch_size=2, shuffle=True, num_workers=workers, seed=5)
+        if state is not None:
+            loader.load_state_dict(state)
+        return torch.cat(list(loader))
+
+    first = make_loader(Noisy(12), world=world(), batch_size=2, shuffle=True, num_workers=1, seed=5)
+    advance(first, 2)
+    whole = run(None, 1)
+    assert torch.equal(run(first.state_dict(), workers), whole[4:])
+    assert len(whole[:, 1:].unique()) == 36
+
+
+def test_what_workers_draw_differs_by_rank_and_epoch() -> None:
+    drawn = []
+    for loader in loaders(Noisy(2), 2, num_workers=1, seed=5):
+        drawn += [torch.cat(list(loader))[0, 1:] for _ in range(2)]
+    assert len(torch.cat(drawn).unique()) == 12
+
+
+def numpy_of_mine(worker: int) -> None:
+    np.random.seed(77)
+
+
+def test_a_worker_init_of_the_users_is_obeyed() -> None:
+    loader = make_loader(Noisy(1), world=world(), num_workers=1, worker_init_fn=numpy_of_mine)
+    (batch,) = loader
+    assert batch[0, 3].item() == np.random.RandomState(77).rand()
+
+
+def test_without_workers_a_transform_draws_on_from_the_restored_generators() -> None:
+    """And between the batches the training draws from them too."""
+
+    def step(batch: Any) -> list[float]:
+        return [*batch.flatten().tolist(), torch.rand(()).item()]
+
+    torch.manual_seed(0)
+    random.seed(0)
+    np.random.seed(0)
+    first, got, saved = make_loader(Noisy(8), world=world(), batch_size=2, shuffle=True), [], None
+    for number, batch in enumerate(first):
+        got.append(step(batch))
+        if number == 1:
+            saved = first.state_dict(), rng_state(CPU)
+    assert saved is not None
+    second = make_loader(Noisy(8), world=world(), batch_size=2, shuffle=True)
+    second.load_state_dict(saved[0])
+    set_rng_state(saved[1], CPU)
+    assert [step(batch) for batch in second] == got[2:]
+
+
+SHARED: dict[str, Callable[[int, int], dict[str, Any]]] = {
+    "in order": lambda size, rank: {},
+    "shuffled": lambda size, rank: {"shuffle": True},
+    "RandomSampler": lambda size, rank: {"sampler": RandomSampler(Numbers(60))},
+    "of mine": lambda size, rank: {"sampler": Shuffling(60)},
+    "DistributedSampler": lambda size, rank: {"sampler": DistributedSampler(Numbers(60), size, rank)},
+    "batches": lambda size, rank: {"batch_sampler": BatchSampler(RandomSampler(Numbers(60)), 2, False)},
+}
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    sizes=st.lists(st.integers(1, 4), min_size=2, max_size=4),
+    steps=st.integers(1, 4),
+    batch_size=st.integers(1, 3),
+    way=st.sampled_from(sorted(SHARED)),
+)
+def test_across_world_sizes_each_sample_still_comes_once(sizes: list[int], steps: int, batch_size: int, way: str) -> None:
+    """Each world but the last stops after some batches; no padding falls due before the end."""
+    counts: Counter[int] = Counter()
+    state, padding = None, 0
+    for number, size in enumerate(sizes):
+        states = []
+        for rank in range(size):
+            loader = make_loader(Numbers(60), world=world(rank, size), batch_size=batch_size, **SHARED[way](size, rank))
+            if state is not None:
+                loader.load_state_dict(state)
+            stop = steps if number < len(sizes) - 1 else 10**9
+            counts.update(sample for batch in advance(loader, stop) for sample in batch)
+            states.append(loader.state_dict())
+        assert all(item["position"] == states[0]["position"] for item in states)
+        state, padding = states[0], size * 2
+        if state["epoch"] > 0:
+            break
+    assert set(counts) == set(range(60))
+    assert sum(counts.values()) - 60 < padding
+
+
+def test_a_bucketed_sampler_goes_to_another_world_size_by_itself() -> None:
+    counts: Counter[int] = Counter()
+    firsts = [make_loader(Numbers(19), world=world(rank, 2), batch_size=2, sampler=buckets(2, rank)) for rank in range(2)]
+    for loader in firsts:
+        counts.update(sample for batch in advance(loader, 2) for sample in batch)
+    alone = make_loader(Numbers(19), world=world(), batch_size=2, sampler=buckets())
+    alone.load_state_dict(firsts[0].state_dict())
+    counts.update(flat(alone))
+    assert set(counts) == set(range(19))
+    assert alone.epoch == 1
+
+
+def test_the_end_of_an_epoch_is_a_place_too() -> None:
+    first = make_loader(Numbers(4), world=world(), batch_size=2)
+    states = [first.state_dict() for _ in first]
+    second = make_loader(Numbers(4), world=world(), batch_size=2)
+    second.load_state_dict(states[-1])
+    assert (second.epoch, lists(second), second.epoch, len(lists(second))) == (0, [], 1, 2)
+    second.load_state_dict(first.state_dict())
+    assert (second.epoch, len(lists(second))) == (1, 2)
+
+
+def test_the_user_may_go_forward_from_a_loaded_place_but_not_back_by_mistake() -> None:
+    first = make_loader(Numbers(4), world=world())
+    epochs(first, 2)
+    advance(first, 2)
+    sampler = DistributedSampler(Numbers(4), 1, 0)
+    second = make_loader(Numbers(4), world=world(), sampler=sampler)
+    second.load_state_dict(first.state_dict())
+    sampler.set_epoch(0)
+    with pytest.raises(DataError, match=r"batch 2 of epoch 2.*loader.epoch"):
+        next(iter(second))
+    sampler.set_epoch(2)
+    assert len(flat(second)) == 2
+    second.load_state_dict(first.state_dict())
+    sampler.set_epoch(3)
+    assert len(flat(second)) == 4
+
+
+def test_a_sampler_of_its_own_kind_is_put_back_to_the_start_of_the_epoch() -> None:
+    class Rotating:
+        """Every iteration starts one further; it saves where."""
+
+        def __init__(self) -> None:
+            self.turn = 0
+
+        def __iter__(self) -> Any:
+            self.turn += 1
+            return iter([(self.turn + index) % 5 for index in range(5)])
+
+        def state_dict(self) -> dict[str, int]:
+            return {"turn": self.turn}
+
+        def load_state_dict(self, state: dict[str, int]) -> None:
+            self.turn = state["turn"]
+
+    first = make_loader(Numbers(5), world=world(), sampler=Rotating())
+    assert [flat(first), flat(first)] == [[1, 2, 3, 4, 0], [2, 3, 4, 0, 1]]
+    assert advance(first, 2) == [[3], [4]]
+    second = make_loader(Numbers(5), world=world(), sampler=Rotating())
+    second.load_state_dict(first.state_dict())
+    assert [flat(second), flat(second)] == [[0, 1, 2], [4, 0, 1, 2, 3]]
+
+
+def test_nothing_is_loaded_for_the_batches_that_are_skipped() -> None:
+    first = make_loader(Numbers(9), world=world(), shuffle=True, seed=0)
+    advance(first, 6)
+    numbers = Numbers(9)
+    second = make_loader(numbers, world=world(), shuffle=True, seed=0)
+    second.load_state_dict(first.state_dict())
+    assert len(lists(second)) == len(numbers.loaded) == 3
+
+
+GOOD = make_loader(Numbers(4), world=world()).state_dict()
+
+
+@pytest.mark.parametrize(
+    ("state", "says"),
+    [
+        ({}, "no state of a loader"),
+        (GOOD | {"epoch": -1}, "no state of a loader.*-1"),
+        (GOOD | {"position": "x"}, "no state of a loader"),
+        (GOOD | {"seeds": [1]}, "no state of a loader"),
+        (GOOD | {"unit": "batches"}, "counts samples"),
+        (GOOD | {"samplers": [{}]}, "0 generators and 1 samplers"),
+    ],
+)
+def test_a_state_that_does_not_fit_is_refused(state: dict[str, Any], says: str) -> None:
+    loader = make_loader(Numbers(4), world=world())
+    with pytest.raises(DataError, match=says):
+        loader.load_state_dict(state)
+    assert flat(loader) == [0, 1, 2, 3]
+
+
+def test_what_shards_itself_cannot_go_to_another_world_size() -> None:
+    class Aware(SequentialSampler):
+        num_replicas, rank = 2, 0
+
+    first = make_loader(Numbers(4), world=world(0, 2), sampler=Aware(Numbers(4)))
+    advance(first, 1)
+    assert flat_after(first.state_dict(), make_loader(Numbers(4), world=world(0, 2), sampler=Aware(Numbers(4)))) == [1, 2, 3]
+
+    class Other(SequentialSampler):
+        num_replicas, rank = 3, 0
+
+    with pytest.raises(DataError, match="own batches of 3 ranks"):
+        make_loader(Numbers(4), world=world(0, 3), sampler=Other(Numbers(4))).load_state_dict(first.state_dict())
+
+
+def flat_after(state: dict[str, Any], loader: Loader) -> list[int]:
+    loader.load_state_dict(state)
+    return flat(loader)
+
+
+def test_a_dealt_stream_goes_to_another_world_size() -> None:
+    firsts = loaders(lambda: SizedStream(20), 2, batch_size=2)
+    counts = Counter(sample for loader in firsts for batch in advance(loader, 2) for sample in batch)
+    for loader in loaders(lambda: SizedStream(20), 3, batch_size=2):
+        counts.update(flat_after(firsts[0].state_dict(), loader))
+    assert counts == Counter(range(20))
