@@ -136,8 +136,8 @@ def _compare(mine: set[str], theirs: set[str], aliases: set[str], strict: bool) 
     if strict and left:
         name = (missing or unexpected)[0]
         others = unexpected if missing else sorted(mine)
-        hint = f"{nearest(name, others)} " if others else ""
+        hint = f"{nearest(name, others)} in its place, or" if others else "build the model that it was saved from, or"
         counts = f"{len(missing)} tensors of the model are not in it and {len(unexpected)} of its are not in the model"
         why = f"{counts} ({name} first)"
-        raise CheckpointError.of("checkpoint", f"{len(theirs)} tensors", why, f"{hint}or strict=False")
+        raise CheckpointError.of("checkpoint", f"{len(theirs)} tensors", why, f"{hint} strict=False")
     return left

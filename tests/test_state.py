@@ -1,0 +1,138 @@
+"""State by the user's own names: tied weights once, other strategies' states taken, and what does not fit refused by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from restoke import OptimizerSpec, Session
+from restoke.errors import CheckpointError
+from restoke.testing.examples import EXAMPLES
+
+ADAM = OptimizerSpec(torch.optim.AdamW, {"lr": 0.1})
+
+
+def trained(model: nn.Module, optimizer: OptimizerSpec = ADAM, **axes: Any) -> Session:
+    session = Session(**axes)
+    session.prepare(model, optimizer)
+    return session
+
+
+def mlp(width: int = 3, **layers: nn.Module) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(2, width), nn.Tanh(), nn.Linear(width, 1))
+
+
+def step(session: Session) -> None:
+    session.backward(session.forward(torch.ones(2, 2)).square().sum())
+    session.step()
+
+
+def test_tied_weights_are_saved_once_and_keep_both_names() -> None:
+    session = trained(EXAMPLES["tied"].build())
+    captured = session.parts.state.capture()
+    assert "model/embed.weight" in captured.chunks
+    assert "model/head.weight" not in captured.chunks
+    assert captured.values["model"]["aliases"] == {"head.weight": "embed.weight"}
+
+
+def test_tied_weights_load_into_a_model_that_has_untied_them(tmp_path: Path) -> None:
+    one = trained(EXAMPLES["tied"].build(), OptimizerSpec(torch.optim.SGD, {"lr": 0.1}))
+    one.save(tmp_path)
+    untied = EXAMPLES["tied"].build()
+    untied.head.weight = nn.Parameter(torch.zeros(11, 8))
+    two = Session()
+    two.prepare(untied, OptimizerSpec(torch.optim.SGD, {"lr": 0.1}))
+    with pytest.raises(CheckpointError, match="parameter groups"):
+        two.load(tmp_path)
+    assert torch.equal(untied.head.weight, one.parts.module.head.weight)
+
+
+def test_restoring_copies(tmp_path: Path) -> None:
+    """torch's optimizers keep, and later step, the tensors that they load."""
+    one = trained(mlp())
+    step(one)
+    one.save(tmp_path)
+    two, three = trained(mlp()), trained(mlp())
+    two.load(tmp_path)
+    step(two)
+    three.load(tmp_path)
+    step(three)
+    for a, b in zip(two.parts.module.parameters(), three.parts.module.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize(
+    ("model", "optimizer", "says"),
+    [
+        (lambda: mlp(width=4), ADAM, "shape"),
+        (lambda: nn.Sequential(nn.Linear(2, 3)), ADAM, "not in the model"),
+        (lambda: nn.Sequential(*mlp(), nn.Linear(1, 1)), ADAM, "2 tensors of the model are not in it"),
+        (mlp, OptimizerSpec(torch.optim.SGD, {"lr": 0.1}), "AdamW"),
+        (mlp, OptimizerSpec(torch.optim.AdamW, {"lr": 0.1}, ({"params": "*.bias"},)), "parameter groups"),
+    ],
+)
+def test_what_does_not_fit_is_refused(tmp_path: Path, model: Any, optimizer: OptimizerSpec, says: str) -> None:
+    one = trained(mlp())
+    step(one)
+    one.save(tmp_path)
+    with pytest.raises(CheckpointError, match=says):
+        trained(model(), optimizer).load(tmp_path)
+
+
+def test_without_strictness_what_fits_is_loaded_and_the_rest_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one = trained(mlp(), OptimizerSpec(torch.optim.SGD, {"lr": 0.1}))
+    one.save(tmp_path)
+    model = mlp()
+    del model[2]
+    assert model[0].weight is not None
+    other = Session()
+    other.prepare(model, OptimizerSpec(torch.optim.SGD, {"lr": 0.1}))
+    with pytest.raises(CheckpointError, match="parameter groups"):
+        other.load(tmp_path, strict=False)
+    assert torch.equal(model[0].weight, one.parts.module[0].weight)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_float32_state_loads_into_a_bfloat16_model(tmp_path: Path) -> None:
+    one = trained(mlp())
+    step(one)
+    one.save(tmp_path)
+    two = trained(mlp(), precision="bf16-true")
+    two.load(tmp_path)
+    for a, b in zip(one.parts.module.parameters(), two.parts.module.parameters(), strict=True):
+        assert torch.equal(a.to(torch.bfloat16), b)
+
+
+def test_a_compiled_model_keeps_the_users_names(tmp_path: Path) -> None:
+    model = torch.compile(mlp(), backend="eager")
+    one = trained(model)  # type: ignore[arg-type]
+    names = set(one.parts.state.capture().chunks)
+    assert names == {f"model/{name}" for name in mlp().state_dict()}
+
+
+def test_schedulers_and_scale_and_counts_come_back(tmp_path: Path) -> None:
+    def session() -> Session:
+        made = Session(precision="fp16")
+        made.prepare(mlp(), ADAM, lambda optimizer: torch.optim.lr_scheduler.MultiStepLR(optimizer, [1, 3]))
+        return made
+
+    one, two = session(), session()
+    for _ in range(3):
+        step(one)
+    assert one.skipped > 0
+    assert one.save(tmp_path, extras={"best": 0.5, "history": [1, (2, 3)]}) == f"step-{one.steps}"
+    assert two.load(tmp_path) == {"best": 0.5, "history": [1, (2, 3)]}
+    assert (two.steps, two.skipped) == (one.steps, one.skipped)
+    assert two.schedulers[0].state_dict() == one.schedulers[0].state_dict()
+    assert two.parts.optimizer.param_groups[0]["lr"] == one.parts.optimizer.param_groups[0]["lr"]
+
+
+def test_an_fp32_checkpoint_begins_a_new_scale_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trained(mlp()).save(tmp_path)
+    trained(mlp(), precision="fp16").load(tmp_path)
+    assert "no loss scale" in capsys.readouterr().err
