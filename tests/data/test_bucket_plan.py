@@ -65,6 +65,13 @@ def test_by_hand() -> None:
     assert plan_epoch(sizes, Rule(7, True, True), lambda _: None).table.tolist() == [[0, 1, 2, 3, 4, 5, 6]]
 
 
+@pytest.mark.parametrize("drop", [False, True])
+def test_shared_slices_follow_each_other_in_length(drop: bool) -> None:
+    sizes = np.full(20, 6)  # none of them fills a slice: all is shared
+    plan = plan_epoch(sizes, Rule(8, True, drop), np.random.default_rng)
+    assert np.concatenate(sorted(sorted(row) for row in plan.table.tolist())).tolist() == [*range(120)]
+
+
 def test_each_order_has_a_stream_of_its_own() -> None:
     asked: list[int] = []
 

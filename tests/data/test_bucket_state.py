@@ -11,6 +11,7 @@ from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from restoke.data import bucket_plan
 from restoke.data.bucketed import BucketedDistributedSampler
 from restoke.errors import DataError
 from tests.data.bucket_cases import Case, cases, steps_of
@@ -203,6 +204,13 @@ def test_a_state_of_other_lengths_is_refused() -> None:
     sampler = BucketedDistributedSampler(None, 4, 3, lengths=other, num_replicas=2, rank=0, seed=11)
     with pytest.raises(DataError, match="the samples are in another order"):
         sampler.load_state_dict(stopped(CASE, 0, 3))
+
+
+def test_a_shuffle_that_gives_another_order_than_it_did_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = stopped(CASE, 0, 3)
+    monkeypatch.setattr(bucket_plan, "_shuffled", lambda sizes, _: np.arange(sizes.sum(), dtype=np.int32))
+    with pytest.raises(DataError, match="a NumPy release that shuffles otherwise"):
+        CASE.sampler().load_state_dict(state)
 
 
 def test_the_way_in_which_lengths_were_given_does_not_matter() -> None:

@@ -105,6 +105,16 @@ def test_seed_and_epoch_are_not_summed() -> None:
     assert list(one) != list(other)
 
 
+def test_seeds_below_zero_are_seeds_of_their_own() -> None:
+    assert list(Case(64, 2, 4, 1, seed=-3).sampler()) != list(Case(64, 2, 4, 1, seed=3).sampler())
+
+
+def test_the_streams_of_an_epoch_are_independent() -> None:
+    sampler = Case(64, 2, 4, 1).sampler()
+    draws = {sampler._generator(epoch, stream).random() for epoch in range(4) for stream in range(4)}
+    assert len(draws) == 16
+
+
 def test_the_order_inside_buckets_and_the_order_of_batches_are_both_shuffled() -> None:
     steps = steps_of(Case(64, 4, 4, 2).replicas())
     bucket = np.argsort(np.argsort(Case(64, 4, 4, 2).lengths))[steps].reshape(8, 8) // 16
@@ -130,12 +140,15 @@ def test_shared_slices_hold_leftovers_of_neighbouring_lengths() -> None:
 
 def test_dropping_leaves_no_sample_out_of_every_epoch() -> None:
     for overlap in (False, True):
-        sampler = Case(47, 3, 4, 2, overlap, drop_last=True).sampler(num_replicas=1, batch_size=8)
+        sampler = Case(59, 3, 8, 1, overlap, drop_last=True).sampler()
         seen: set[int] = set()
-        for epoch in range(30):
+        dropped: set[int] = set()
+        for epoch in range(300):
             sampler.set_epoch(epoch)
-            seen.update(sampler)
-        assert seen == set(range(47))
+            drawn = set(sampler)
+            seen |= drawn
+            dropped |= set(range(59)) - drawn
+        assert seen == dropped == set(range(59))  # and each bucket bears its part
 
 
 def test_indices_and_lengths_give_the_same_order() -> None:
@@ -191,8 +204,10 @@ def test_it_can_be_pickled() -> None:
 
 def test_the_chosen_rank_logs_one_line(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="restoke.data"):
-        for rank in range(3):
+        for rank in (0, 2, 3):
             Case(1003, 4, 8, 4).sampler(rank, info_rank=1)
+        assert not caplog.messages
+        Case(1003, 4, 8, 4).sampler(1, info_rank=1)
     assert caplog.messages == [
         "BucketedDistributedSampler(1003 samples, 256 per replica, 21 padded, 0 dropped; 4 buckets, batches of 8 on 4 replicas)"
     ]

@@ -65,6 +65,7 @@ def test_lengths_may_be_real_numbers_narrow_integers_or_zero() -> None:
     sampler = BucketedDistributedSampler(None, 2, 2, np.arange(6), num_replicas=1, rank=0, allow_bucket_overlap=True)
     assert sampler.padding(np.full(6, 200, dtype=np.uint8)).tokens == 1200
     assert sampler.padding(torch.full((6,), 0.5)).tokens == 3.0
+    assert sampler.padding(np.full(6, 40_000, dtype=np.float16)).tokens == 240_000  # beyond what its own type holds
     assert sampler.padding([0] * 6).ratio_before == sampler.padding([0] * 6).ratio_after == 0
 
 

@@ -93,7 +93,7 @@ def _permutation(values: npt.NDArray[Any]) -> Ints:
     if len(outside):
         index = values[outside[0]].item()
         raise DataError.of("sorted_idx", index, f"entry {int(outside[0])} is no index of {len(values)} samples", instead)
-    order = values.astype(index_type(len(values)), order="C")  # a copy: the caller's array may change
+    order = values.astype(index_type(len(values)))  # a copy: the caller's array may change
     seen = np.zeros(len(order), dtype=bool)
     seen[order] = True
     if not seen.all():

@@ -47,7 +47,7 @@ def padding_report(lengths: npt.NDArray[Any], batches: Ints, buckets: int, strea
     batch_size = batches.shape[1]
     seen = values[used]
     tokens = seen.sum().item()
-    after = values[batches].max(axis=1, initial=0).sum().item() * batch_size
+    after = values[batches].max(axis=1).sum().item() * batch_size
     return PaddingReport(tokens, _random_batches(stream.permutation(seen), batch_size) - tokens, after - tokens, buckets)
 
 
