@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -71,3 +72,36 @@ def cases(draw: st.DrawFn, samples: int = 150) -> Case:
         draw(st.integers(-(2**63), 2**64 - 1)),
     )
     return case if case.possible else Case(**{**asdict(case), "drop_last": False})
+
+
+def check_epoch(case: Case, epoch: int) -> None:
+    """Everything that is promised of one epoch, from formulas on the sizes of the buckets."""
+    samplers = case.replicas()
+    for sampler in samplers:
+        sampler.set_epoch(epoch)
+    steps = steps_of(samplers)  # equal lengths on all replicas, else this fails
+    drawn, times = np.unique(steps, return_counts=True)
+    spare = [case.samples] if case.allow_bucket_overlap else case.sizes
+    padded = 0 if case.drop_last else sum(-size % case.slice_size for size in spare)
+    dropped = sum(size % case.slice_size for size in spare) if case.drop_last else 0
+    assert {(sampler.padded, sampler.dropped) for sampler in samplers} == {(padded, dropped)}
+    assert (times - 1).sum() == padded
+    assert len(drawn) == case.samples - dropped
+    assert (
+        len(samplers[0])
+        == samplers[0].rounded_num_samples_per_replica
+        == (case.samples + padded - dropped) // case.num_replicas
+    )
+    check_buckets(case, steps)
+
+
+def check_buckets(case: Case, steps: np.ndarray) -> None:
+    """At each step all replicas draw from one bucket; only shared slices hold more, and no more of them than needed."""
+    bucket = np.empty(case.samples, dtype=int)
+    bucket[np.argsort(case.lengths)] = np.repeat(np.arange(case.buckets), case.sizes)
+    flat = bucket[steps].reshape(len(steps), -1)
+    mixed = flat[(flat != flat[:, :1]).any(axis=1)]
+    leftovers = sum(size % case.slice_size for size in case.sizes)
+    assert len(mixed) <= (-(-leftovers // case.slice_size) if case.allow_bucket_overlap else 0)
+    spans = sorted((int(row.min()), int(row.max())) for row in mixed)
+    assert all(earlier[1] <= later[0] for earlier, later in pairwise(spans))
