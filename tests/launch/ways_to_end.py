@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 RANK = int(os.environ["RANK"])
@@ -14,12 +15,12 @@ LONG = 100  # seconds: longer than any test
 
 
 def talk() -> None:
-    print(f"out of rank {RANK}")
-    print(f"error of rank {RANK}", file=sys.stderr)
+    sys.stdout.write(f"out of rank {RANK}\n")
+    sys.stderr.write(f"error of rank {RANK}\n")
 
 
 def raises() -> None:
-    print(f"rank {RANK} began")
+    sys.stdout.write(f"rank {RANK} began\n")
     if RANK == 1:
         raise ValueError("the second rank's own fault")
     time.sleep(LONG)
@@ -102,7 +103,7 @@ def raises_in_a_collective() -> None:
 def trains() -> None:
     join()
     assert reduce() == 3.0
-    print(f"rank {RANK} has reduced")
+    sys.stdout.write(f"rank {RANK} has reduced\n")
 
 
 def join() -> None:
@@ -123,8 +124,8 @@ def reduce() -> float:
     return total.item()
 
 
-def wait_until(holds: object) -> None:
-    while not holds():  # type: ignore[operator]
+def wait_until(holds: Callable[[], bool]) -> None:
+    while not holds():
         time.sleep(0.01)
 
 

@@ -52,14 +52,13 @@ def verdict(ends: Sequence[End]) -> Verdict | None:
     was raised, of a process that vanished the last time it was seen alive. An abort may itself be an echo, from a thread of
     gloo's: it counts from when it was seen gone.
     """
-    failed = [end for end in ends if _failed(end)]
-    failed.sort(key=lambda end: (_weight(end, failed.copy()), _at(end)))
-    if not failed:
+    failures = [end for end in ends if _failed(end)]
+    if not failures:
         return None
-    first = failed[0]
+    first, *after = sorted(failures, key=lambda end: (_weight(end, failures), _at(end)))
     early = [end for end in ends if _finished(end) and _at(end) < _at(first)]
     left = min(early, key=_at) if early and is_echo(first) else None
-    return Verdict(first, tuple(end for end in failed[1:] if is_echo(first) or not _terminated(end)), left)
+    return Verdict(first, tuple(end for end in after if is_echo(first) or not _terminated(end)), left)
 
 
 def _weight(end: End, failed: Sequence[End]) -> int:
