@@ -90,7 +90,8 @@ def _pieces(head: bytes, tensors: Iterator[Tensor]) -> Iterator[memoryview | byt
 
 def _bytes(tensor: Tensor) -> memoryview:
     plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
-    return memoryview(plain.reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]  # arrays are buffers
+    flat = plain.as_strided((plain.numel(),), (1,))  # a dimension of one element may have any stride
+    return memoryview(flat.view(torch.uint8).numpy())  # type: ignore[arg-type]  # arrays are buffers
 
 
 def checksum(path: Path, algorithm: str) -> str:

@@ -105,16 +105,23 @@ def _as_it_is(value: Any) -> bool:
 def _encoder(value: Any, axis: str) -> tuple[str, Callable[[Any, Child], Any]]:
     """How its type is called, and how its content becomes JSON."""
     kind = type(value)
-    if isinstance(value, np.generic):
+    if isinstance(value, np.generic) and kind not in ENCODERS:
         return "number", lambda number, _: arrays.scalar_to_json(number, axis)
     if kind not in ENCODERS:
         why = f"a {kind.__module__}.{kind.__qualname__} is no plain value"
-        raise CheckpointError.of(axis, repr(value)[:60], why, REMEDY)
+        raise CheckpointError.of(axis, _shown(value), why, REMEDY)
     return ENCODERS[kind]
 
 
 def _step(key: Any) -> str:
-    return f".{key}" if isinstance(key, str) and key.isidentifier() else f"[{key!r}]"
+    return f".{key}" if isinstance(key, str) and key.isidentifier() else f"[{_shown(key)}]"
+
+
+def _shown(value: Any) -> str:
+    try:
+        return repr(value)[:60]
+    except ValueError:
+        return "a number"  # of more digits than Python shows
 
 
 def _items(values: Any, child: Child) -> list[Any]:
@@ -122,17 +129,19 @@ def _items(values: Any, child: Child) -> list[Any]:
 
 
 def _pairs(values: Any, child: Child) -> list[Any]:
-    return [[child(key, f" key {key!r}"), child(value, _step(key))] for key, value in values.items()]
+    return [[child(key, f" key {_shown(key)}"), child(value, _step(key))] for key, value in values.items()]
 
 
 def _float(value: float, child: Child) -> str:
     return struct.pack(">d", value).hex()  # a nan has a sign and a payload
 
 
-def _time(value: datetime | time, child: Child) -> list[Any]:
-    if value.tzinfo is not None and type(value.tzinfo) is not timezone:
-        child(value.tzinfo, ".tzinfo")  # refused: a zone's rules are not plain
-    return [value.isoformat(), value.fold]
+def _datetime(value: datetime, child: Child) -> list[Any]:
+    return [*value.timetuple()[:6], value.microsecond, child(value.tzinfo, ".tzinfo"), value.fold]
+
+
+def _time(value: time, child: Child) -> list[Any]:
+    return [value.hour, value.minute, value.second, value.microsecond, child(value.tzinfo, ".tzinfo"), value.fold]
 
 
 def _offset(value: timezone, child: Child) -> Any:
@@ -151,11 +160,13 @@ ENCODERS: dict[type[Any], tuple[str, Callable[[Any, Child], Any]]] = {
     OrderedDict: ("ordered", _pairs),
     torch.dtype: ("dtype", lambda value, _: str(value).removeprefix("torch.")),
     torch.device: ("device", lambda value, _: str(value)),
-    datetime: ("datetime", _time),
+    datetime: ("datetime", _datetime),
     time: ("time", _time),
     date: ("date", lambda value, _: value.isoformat()),
     timedelta: ("timedelta", lambda value, _: [value.days, value.seconds, value.microseconds]),
     timezone: ("timezone", _offset),
+    np.str_: ("text", lambda value, _: str.__str__(value)),  # numpy itself drops zeros at the end
+    np.bytes_: ("octets", lambda value, _: base64.b64encode(value).decode()),
     **{cls: (name, _items) for name, cls in SEQUENCES.items()},
     **{cls: ("path", lambda value, _: [type(value).__name__, str(value)]) for cls in PATHS.values()},
 }
@@ -216,12 +227,14 @@ DECODERS: dict[str, Callable[[Any, _Decoder], Any]] = {
     "deque": lambda content, decode: deque(decode(_list(content[1])), content[0]),
     "dtype": lambda content, _: _to_dtype(content),
     "device": lambda content, _: torch.device(content),
-    "datetime": lambda content, _: datetime.fromisoformat(content[0]).replace(fold=content[1]),
-    "time": lambda content, _: time.fromisoformat(content[0]).replace(fold=content[1]),
+    "datetime": lambda content, decode: datetime(*content[:7], decode(content[7])).replace(fold=content[8]),
+    "time": lambda content, decode: time(*content[:4], decode(content[4])).replace(fold=content[5]),
     "date": lambda content, _: date.fromisoformat(content),
     "timedelta": lambda content, _: timedelta(*content),
     "timezone": lambda content, decode: timezone(decode(content)),
     "path": lambda content, _: _to_path(content),
+    "text": lambda content, _: np.str_(content),
+    "octets": lambda content, _: np.bytes_(base64.b64decode(content, validate=True)),
     "number": lambda content, _: arrays.scalar_from_json(content),
     "tensor": lambda content, decode: decode.read(content),
     "array": lambda content, decode: _to_array(content, decode.read),

@@ -1,4 +1,4 @@
-"""Do chunks tile a tensor exactly, and what does a wanted box share with one of them?"""
+"""Boxes: do chunks tile a tensor exactly, and what does a wanted box share with one of them."""
 
 from __future__ import annotations
 
