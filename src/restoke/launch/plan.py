@@ -84,14 +84,12 @@ def count(spec: Spec, row: Row | None, here: Facts, nodes: Nodes) -> int:
     found = here.accelerators * nodes.count
     if spec.strategy == "auto" and nodes.count == 1:
         return max(found, 1)
-    if row is not None and row.processes == "one":
-        return 1
-    if row is not None and not row.usable():
-        return 1  # the table refuses it, and says why
-    if row is not None and found == 0:
+    if spec.strategy != "auto" and (row is None or row.processes == "one" or not row.usable()):
+        return nodes.count  # enough for the table to say what is wrong, if anything is
+    if found == 0:
         who = f"{spec.strategy} runs in several" if nodes.count == 1 else f"there are {nodes.count} nodes"
         raise LaunchError.of("processes", None, f"{who}, and there is no accelerator here to count", "--processes N")
-    return max(found, 1)
+    return found
 
 
 def check_nodes(nodes: Nodes) -> None:
