@@ -14,7 +14,7 @@ from restoke.errors import SpecError
 
 
 @final
-@frozen
+@frozen(eq=False, repr=False)
 class OptimizerSpec:
     """An optimizer's class and keywords, and its parameter groups by name pattern.
 

@@ -30,7 +30,7 @@ class Step(NamedTuple):
     skipped: bool = False
 
 
-@frozen
+@frozen(eq=False, repr=False)
 class Stepper:
     """What one training step does, as functions bound once: torch's own (`restoke.steppers`), or an engine's."""
 
@@ -43,7 +43,7 @@ class Stepper:
     scaler: LossScaler | None = None
 
 
-@frozen
+@frozen(eq=False, repr=False)
 class Chunk:
     """A piece of a tensor: `tensor` sits at `offsets` of the whole, whose shape is `shape`. A whole tensor is one chunk."""
 
@@ -56,7 +56,7 @@ class Chunk:
         return cls(tensor, tuple(tensor.shape), (0,) * tensor.ndim)
 
 
-@frozen
+@frozen(eq=False, repr=False)
 class Captured:
     """What one rank holds of a state: chunks of tensors by key, and plain values (JSON, tuples, tensors) by key.
 
@@ -95,7 +95,7 @@ class State(Protocol):
         """Copy in what belongs to this rank; returns what was left out, which `strict` refuses."""
 
 
-@frozen
+@frozen(eq=False, repr=False)
 class Parts:
     """What a strategy made of a model and an optimizer."""
 
@@ -109,7 +109,7 @@ class Parts:
     local_buffers: bool = False  # whether each rank's buffers are its own for good, not rank 0's from the next forward on
 
 
-@frozen
+@frozen(eq=False, repr=False)
 class Request:
     """What a strategy is asked to make parts of. `precision` is the spec's; `scaler` the one to share, if any."""
 

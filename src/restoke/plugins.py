@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any
-
-from attrs import frozen
+from typing import Any, NamedTuple
 
 from restoke.configs import register
 
 GROUP = "restoke.strategies"
 
 
-@frozen
-class Plugin:
+class Plugin(NamedTuple):
     """What an entry point named: the `value` it loaded, or the `error` that it raised."""
 
     name: str

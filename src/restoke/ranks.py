@@ -5,14 +5,12 @@ from __future__ import annotations
 import os
 import zlib
 from collections.abc import Mapping
-
-from attrs import frozen
+from typing import NamedTuple
 
 from restoke.errors import WorldError
 
 
-@frozen
-class Launcher:
+class Launcher(NamedTuple):
     """How one launcher tells a process its rank. `rendezvous` names what all processes of a job share, to agree on a port."""
 
     name: str
@@ -47,8 +45,7 @@ LAUNCHERS = (
 )
 
 
-@frozen
-class Ranks:
+class Ranks(NamedTuple):
     """Who this process is in its job. `launcher` is None where nothing but the user started it."""
 
     rank: int = 0

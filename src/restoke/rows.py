@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from attrs import field, frozen
+from attrs import frozen
 
 from restoke.configs.rendezvous import Rendezvous
 from restoke.errors import Problem
@@ -16,12 +16,12 @@ from restoke.spec import Precision, Spec
 Rule = Callable[[Spec, Facts], Iterator[Problem]]
 
 
-@frozen(kw_only=True)
+@frozen(kw_only=True, eq=False, repr=False)
 class PrecisionRow:
     """A precision by name: what it means, where it runs; `refused` says why it cannot be chosen yet, `instead` what can."""
 
     name: str
-    means: Precision = field(factory=Precision)
+    means: Precision = Precision()
     summary: str = ""
     devices: tuple[str, ...] = ("cpu", "cuda", "mps", "xpu")
     capability: tuple[int, int] = (0, 0)  # the least CUDA compute capability
@@ -29,7 +29,7 @@ class PrecisionRow:
     instead: str = ""
 
 
-@frozen(kw_only=True)
+@frozen(kw_only=True, eq=False, repr=False)
 class Row:
     """A strategy: the module with its `prepare`, and what it goes together with.
 
@@ -68,7 +68,7 @@ class Row:
         return not self.refused and all(map(installed, self.needs))
 
 
-@frozen
+@frozen(eq=False, repr=False)
 class Case:
     """What a rule judges a spec by: its row, the place, and the tables to name alternatives from."""
 

@@ -7,7 +7,7 @@ import math
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Self, TypeVar, cast
+from typing import Any, NamedTuple, Self, TypeVar, cast
 
 import attrs
 from attrs import field, frozen
@@ -22,8 +22,7 @@ S = TypeVar("S")
 ENVIRONMENT = "RESTOKE_SPEC"  # what the launcher declared, as JSON; read by every session of every rank
 
 
-@frozen
-class Precision:
+class Precision(NamedTuple):
     """A mixed-precision policy as data; each strategy reads it in its own native way. Dtypes are torch's names."""
 
     compute: str | None = None  # dtype of forward and backward under autocast; None keeps the parameters' own

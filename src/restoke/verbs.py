@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from restoke.session import Session
 
 
-@frozen
+@frozen(eq=False, repr=False)
 class Verbs:
     """The functions that a session hands out as its own."""
 

@@ -8,7 +8,7 @@ from typing import final
 
 import torch
 import torch.distributed as dist
-from attrs import evolve, frozen
+from attrs import frozen
 
 from restoke.configs.rendezvous import Rendezvous
 from restoke.errors import WorldError
@@ -21,7 +21,7 @@ _KEPT: list[object] = []  # torch can hang when a gloo group is freed before exi
 
 
 @final
-@frozen
+@frozen(eq=False)
 class World:
     """One rank's view of the job. `data_rank` of `data_size` is its share of the data."""
 
@@ -112,7 +112,7 @@ def _agree(ranks: Ranks, rendezvous: Rendezvous) -> Ranks:
     if ranks.launcher not in (None, "process group"):
         why = f"{ranks.launcher} says {ranks.local_rank}"
         raise WorldError.of("local_rank", wanted, why, "leave it out: the launcher's is used")
-    return evolve(ranks, local_rank=wanted)
+    return ranks._replace(local_rank=wanted)
 
 
 def _index(device: str, ranks: Ranks) -> int:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from attrs import frozen
+from typing import NamedTuple
 
 
-@frozen
-class Rendezvous:
+class Rendezvous(NamedTuple):
     """`backend` None means: the right one for the device. `local_rank` None means: as the launcher says."""
 
     backend: str | None = None
