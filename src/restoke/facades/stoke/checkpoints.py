@@ -7,48 +7,27 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, final
 
-import torch
-
 from restoke import checkpoint, comm
 from restoke.errors import CheckpointError, SessionError
-from restoke.facades.stoke.losses import Losses
+from restoke.facades.stoke.track import Track
 from restoke.said import say
 from restoke.session import Session
-from restoke.world import World
 
 
 @final
 class Progress:
     """What a Stoke object counts and follows beside its session: the backwards, and each rank's own losses."""
 
-    def __init__(self, losses: Losses, world: World) -> None:
-        self._losses, self._world = losses, world
+    def __init__(self, track: Track) -> None:
+        self._track = track
         self.backward_steps = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """This rank's losses, and the mean over ranks. Collective: only a checkpoint asks for it, on every rank."""
-        losses = self._losses
-        own = torch.stack([losses.last, losses.ema, losses.total]).reshape(3, -1)
-        begins = [losses.ema_begins, losses.window_begins]
-        mean = comm.mean(own, self._world)
-        return {
-            "backward_steps": self.backward_steps,
-            "own": own.tolist(),
-            "mean": mean.tolist(),
-            "begins": begins,
-            "ranks": self._world.size,
-        }
+        """Collective, for the losses' means over ranks."""
+        return {"backward_steps": self.backward_steps, "losses": self._track.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Each rank's own losses; at another world size the mean of all, which averages to the same."""
-        losses = self._losses
-        saved = torch.tensor(state["own" if state["ranks"] == self._world.size else "mean"], dtype=losses.last.dtype)
-        if saved.shape[-1] != len(losses.functions):
-            why = f"this run has {len(losses.functions)}"
-            raise CheckpointError.of("loss", saved.shape[-1], why, "give the loss functions that it was saved with")
-        for tensor, values in zip((losses.last, losses.ema, losses.total), saved, strict=True):
-            tensor.copy_(values.reshape(tensor.shape))
-        losses.ema_begins, losses.window_begins = state["begins"]
+        self._track.load_state_dict(state["losses"])
         self.backward_steps = state["backward_steps"]
 
 

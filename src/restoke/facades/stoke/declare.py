@@ -5,18 +5,16 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import attrs
-from attrs import frozen
 
 from restoke.errors import Problem, SpecError, nearest
 from restoke.facades.stoke.flags import WORDS, Flags
 from restoke.spec import Spec
 
 
-@frozen
-class Said:
+class Said(NamedTuple):
     """One axis as it was declared, and where: `how` is what the user wrote."""
 
     axis: str

@@ -18,7 +18,7 @@ from restoke.configs.validate import whole
 from restoke.errors import DataError, SpecError
 from restoke.facades.stoke.checkpoints import Progress, load_stoke, refuse_between, save
 from restoke.facades.stoke.declare import refuse_unknown, spec_of
-from restoke.facades.stoke.flags import Flags
+from restoke.facades.stoke.flags import read_flags
 from restoke.facades.stoke.loaders import Loaders
 from restoke.facades.stoke.losses import Loss, Losses, read_losses, read_weight, tensors
 from restoke.facades.stoke.optimizer import StokeOptimizer, StokeScheduler, read_optimizer, read_scheduler
@@ -87,16 +87,7 @@ class Stoke(Reports):
         **unknown: Any,
     ) -> None:
         refuse_unknown(unknown, type(self).__init__)
-        flags = Flags(
-            gpu=gpu,
-            fp16=fp16,
-            distributed=distributed,
-            fairscale_oss=fairscale_oss,
-            fairscale_sddp=fairscale_sddp,
-            fairscale_fsdp=fairscale_fsdp,
-            grad_clip=grad_clip,
-            configs=configs,
-        )
+        flags = read_flags(gpu, fp16, distributed, fairscale_oss, fairscale_sddp, fairscale_fsdp, grad_clip, configs)
         words = {"strategy": strategy, "precision": precision, "device": device, "seed": seed}
         declared = spec_of(flags, grad_accum_steps, words, spec)
         chosen, functions, weight = ranks_of(info_rank, "info_rank"), read_losses(loss), read_weight(ema_weight)
@@ -112,7 +103,7 @@ class Stoke(Reports):
         self._status = StokeStatus.of(session, batch_size)
         self._printer = Printer(None if self._status.distributed is None else session.world.rank, chosen)
         self._loaders = Loaders(session, batch_size)
-        self._progress = Progress(self._losses, session.world)
+        self._progress = Progress(self._losses.track)
         session.register("stoke", self._progress)
         session.register("loaders", self._loaders)
         self._backward_is_due = True
@@ -131,7 +122,7 @@ class Stoke(Reports):
         Raises:
             SessionError: a loss function returned no scalar tensor.
         """
-        return self._losses(self._module.training, args, kwargs)
+        return self._losses.call(self._module.training, args, kwargs)
 
     def backward(self, loss: Tensor | Sequence[Tensor]) -> None:
         """Add the gradients of what `loss()` returned, or of what was made from it; several are summed, and run back once.
@@ -153,7 +144,7 @@ class Stoke(Reports):
     def _stepped(self, step: Step | None) -> Step | None:
         self._backward_is_due = True
         if step is not None:
-            self._losses.window_begins = True
+            self._losses.track.begin_window()
         return step
 
     @contextmanager
@@ -172,7 +163,7 @@ class Stoke(Reports):
         """Drop the gradients, and begin a new window of micro-batches."""
         self.session.zero_grads()
         self._stepped(None)
-        self._losses.window_begins = True
+        self._losses.track.begin_window()
 
     def reset(self) -> None:
         """As `zero_grads`; moving average and totals stay."""
@@ -180,13 +171,13 @@ class Stoke(Reports):
 
     def reset_ema(self) -> None:
         """The next loss begins the moving average."""
-        self._losses.reset_ema()
+        self._losses.track.begin_ema()
 
     def reset_tracking(self) -> None:
         """Begin all counts and losses anew; gradients stay."""
         self.session.windows.close()
         self.session.steps = self.session.skipped = self._progress.backward_steps = 0
-        self._losses.reset()
+        self._losses.track.reset()
         self._backward_is_due = True
 
     def barrier(self) -> None:
@@ -226,7 +217,7 @@ class Stoke(Reports):
         """
         if unsafe:
             extras = load_stoke(self.session, self._progress, Path(path, tag or ""), strict)
-            self._losses.reset()
+            self._losses.track.reset()
         else:
             extras = self.session.load(path, tag, strict)
         self._backward_is_due = True

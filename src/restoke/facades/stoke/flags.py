@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
-from functools import partial
-from typing import Any
-
-from attrs import field, frozen
+from typing import Any, NamedTuple
 
 from restoke.configs import ClipGradConfig, DeepspeedConfig, DistributedOptions, FP16Options
 from restoke.configs.validate import flag, one_of
@@ -16,44 +13,29 @@ from restoke.spec import Clip, Spec
 from restoke.table import PRECISIONS, rows
 
 
-@frozen(kw_only=True)
-class Placement:
-    """The flags that one strategy is called by; `zero` is the stage of DeepSpeed's ZeRO, `own_fp16` an engine's own word."""
+class Placement(NamedTuple):
+    """The flags that one strategy is called by; `zero` is the stage of DeepSpeed's ZeRO."""
 
     distributed: str | None = None
     oss: bool = False
     sharded: bool = False
     fully_sharded: bool = False
     zero: int | None = None
-    own_fp16: FP16Options | None = field(default=None, eq=False)
 
 
-def _zero(stage: int) -> Placement:
-    return Placement(distributed=DistributedOptions.deepspeed, zero=stage, own_fp16=FP16Options.deepspeed)
-
-
-STRATEGIES: dict[str, Placement] = {
+STRATEGIES = {
     "single": Placement(),
-    "ddp": Placement(distributed=DistributedOptions.ddp),
-    "oss": Placement(distributed=DistributedOptions.ddp, oss=True),
-    "sddp": Placement(distributed=DistributedOptions.ddp, oss=True, sharded=True),
-    "fairscale-fsdp": Placement(distributed=DistributedOptions.ddp, fully_sharded=True),
-    "horovod": Placement(distributed=DistributedOptions.horovod),
-    **{f"deepspeed-{stage}": _zero(stage) for stage in range(4)},
+    "ddp": Placement(DistributedOptions.ddp),
+    "oss": Placement(DistributedOptions.ddp, oss=True),
+    "sddp": Placement(DistributedOptions.ddp, oss=True, sharded=True),
+    "fairscale-fsdp": Placement(DistributedOptions.ddp, fully_sharded=True),
+    "horovod": Placement(DistributedOptions.horovod),
+    **{f"deepspeed-{stage}": Placement(DistributedOptions.deepspeed, zero=stage) for stage in range(4)},
 }
-FP16: dict[str, FP16Options] = {"fp16": FP16Options.amp, "apex-O1": FP16Options.apex_O1, "apex-O2": FP16Options.apex_O2}
-WORDS = {option: precision for precision, option in FP16.items()} | {FP16Options.deepspeed: "fp16"}
+FP16 = {"fp16": FP16Options.amp, "apex-O1": FP16Options.apex_O1, "apex-O2": FP16Options.apex_O2}
+OWN_FP16: dict[str | None, FP16Options] = {DistributedOptions.deepspeed: FP16Options.deepspeed}  # what an engine calls fp16
+WORDS = {option: precision for precision, option in FP16.items()} | dict.fromkeys(OWN_FP16.values(), "fp16")
 APEX = (FP16Options.apex_O1, FP16Options.apex_O2)
-
-
-def _distributed(value: Any) -> DistributedOptions | None:
-    name = _option(DistributedOptions, value, "distributed", "strategy", rows())
-    return None if name is None else DistributedOptions(name)
-
-
-def _fp16(value: Any) -> FP16Options | None:
-    name = _option(FP16Options, value, "fp16", "precision", PRECISIONS)
-    return None if name is None else FP16Options(name)
 
 
 def _option(kind: type[Enum], value: Any, axis: str, word: str, known: Iterable[str]) -> str | None:
@@ -70,30 +52,17 @@ def _option(kind: type[Enum], value: Any, axis: str, word: str, known: Iterable[
         raise SpecError.of(axis, value, "Stoke has no such option", f"{word}={name!r}") from error
 
 
-def _flag(axis: str) -> Any:
-    return field(default=False, converter=partial(flag, axis=axis))
+class Flags(NamedTuple):
+    """What the flags of a `Stoke(...)` call say, of those that can contradict each other; made by `read_flags`."""
 
-
-def _clip(value: Any) -> Clip | None:
-    return Spec(clip=value).clip
-
-
-def _configs(value: Any) -> tuple[Any, ...]:
-    return Spec(settings=value).settings
-
-
-@frozen(kw_only=True)
-class Flags:
-    """What the flags of a `Stoke(...)` call say, of those that can contradict each other."""
-
-    gpu: bool = _flag("gpu")
-    fp16: FP16Options | None = field(default=None, converter=_fp16)
-    distributed: DistributedOptions | None = field(default=None, converter=_distributed)
-    fairscale_oss: bool = _flag("fairscale_oss")
-    fairscale_sddp: bool = _flag("fairscale_sddp")
-    fairscale_fsdp: bool = _flag("fairscale_fsdp")
-    grad_clip: Clip | None = field(default=None, converter=_clip)
-    configs: tuple[Any, ...] = field(default=(), converter=_configs)
+    gpu: bool
+    fp16: FP16Options | None
+    distributed: DistributedOptions | None
+    fairscale_oss: bool
+    fairscale_sddp: bool
+    fairscale_fsdp: bool
+    grad_clip: Clip | None
+    configs: tuple[Any, ...]
 
     @property
     def fairscale(self) -> bool:
@@ -103,30 +72,40 @@ class Flags:
     def engine(self) -> bool:
         return self.distributed is DistributedOptions.deepspeed
 
-    def placement(self) -> Placement:
-        """What the flags ask for; DeepSpeed's stage stands in its settings."""
-        stage = None
-        if self.engine:
-            config = next((item for item in self.configs if isinstance(item, DeepspeedConfig)), None) or DeepspeedConfig()
-            stage = config.zero_optimization.stage if config.zero_optimization is not None else 0
-        return Placement(
-            distributed=self.distributed,
-            oss=self.fairscale_oss,
-            sharded=self.fairscale_sddp,
-            fully_sharded=self.fairscale_fsdp,
-            zero=stage,
-        )
-
     def strategy(self) -> str:
         """The strategy that is called by these flags. Raises SpecError with every rule of Stoke's that they break."""
         if found := list(problems(self)):
             raise SpecError(*found)
-        asked = self.placement()
+        asked = Placement(self.distributed, self.fairscale_oss, self.fairscale_sddp, self.fairscale_fsdp, self._zero())
         return next(name for name, placement in STRATEGIES.items() if placement == asked)
 
+    def _zero(self) -> int | None:
+        """DeepSpeed's stage stands in its settings; without any it is 0."""
+        if not self.engine:
+            return None
+        config = next((item for item in self.configs if isinstance(item, DeepspeedConfig)), None) or DeepspeedConfig()
+        return 0 if config.zero_optimization is None else config.zero_optimization.stage
 
-@frozen
-class Rule:
+
+def read_flags(
+    gpu: Any, fp16: Any, distributed: Any, oss: Any, sddp: Any, fsdp: Any, grad_clip: Any = None, configs: Any = None
+) -> Flags:
+    """The flags as they were given, members or values. Raises SpecError: one is none of its option's, or of the wrong type."""
+    mixed = _option(FP16Options, fp16, "fp16", "precision", PRECISIONS)
+    spread = _option(DistributedOptions, distributed, "distributed", "strategy", rows())
+    return Flags(
+        flag(gpu, "gpu"),
+        None if mixed is None else FP16Options(mixed),
+        None if spread is None else DistributedOptions(spread),
+        flag(oss, "fairscale_oss"),
+        flag(sddp, "fairscale_sddp"),
+        flag(fsdp, "fairscale_fsdp"),
+        Spec(clip=grad_clip).clip,
+        Spec(settings=configs).settings,
+    )
+
+
+class Rule(NamedTuple):
     """Flags that `broken` is true of are refused: `axis` is the one to blame."""
 
     axis: str
@@ -197,8 +176,7 @@ def placement_of(spec: Spec) -> Placement:
 def fp16_of(spec: Spec) -> str | None:
     """The `fp16` flag that a spec's precision would be called by; one that Stoke never had is called by its own name."""
     means = PRECISIONS[spec.precision].means
-    if means.compute is None and means.params is None and spec.precision not in FP16:
-        return None
-    option = FP16.get(spec.precision, spec.precision)
-    own = placement_of(spec).own_fp16
-    return str(own if own is not None and means.scaled else option)
+    option = FP16.get(spec.precision)
+    if option is not None:
+        return str(OWN_FP16.get(placement_of(spec).distributed, option))
+    return None if means.compute is None and means.params is None else spec.precision

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any, final
 
 import torch
 from torch import Tensor, nn
-from torch.utils.weak import WeakIdKeyDictionary
 
 from restoke import comm
 from restoke.errors import RestokeError, SessionError, SpecError
+from restoke.facades.stoke.track import Track
+from restoke.precision import Context
 from restoke.session import Session
 
+LENGTH = "_restoke_length"  # of a returned loss: what it was divided by. A weak dictionary would cost more than the division
 Loss = Callable[..., Tensor]
 
 
@@ -49,87 +52,82 @@ def _no_scalar(value: Any) -> RestokeError:
 
 @final
 class Losses:
-    """One loss, or several of the same arguments.
-
-    `last` is the last call's value, also of an evaluation; `ema` and `total` (over the window of micro-batches) count
-    training only. They are this rank's own and stay on its device: a call synchronises nothing and talks to no other rank.
-    """
+    """One loss, or several of the same arguments; `track` follows them. They are this rank's own and stay on its device: a call
+    synchronises nothing and talks to no other rank."""
 
     def __init__(self, functions: list[Loss], single: bool, session: Session, weight: float) -> None:
-        self.functions, self.single, self._weight = functions, single, weight
-        self._world, self._windows = session.world, session.windows
-        self._context, self._divide, self._accumulates = session.forward_context, session.divide, session.spec.accumulate > 1
-        device = session.world.device
+        self.functions, self.single = functions, single
+        self.track = Track(len(functions), weight, session.world)
+        self._world, self._windows, self._divide = session.world, session.windows, session.divide
+        self._accumulates = session.spec.accumulate > 1
+        self._length = 1
+        self._context = session.forward_context
+        self._first = _under(session.forward_context, functions[0])
+        self.call = self._one if single else self._several
+        """(training, args, kwargs) -> the loss, or the list of losses: in training each divided by the length of its window.
+        Raises SessionError where one is no scalar."""
         for function in functions:
             if isinstance(function, nn.Module):
-                function.to(device)
-        shape = () if single else (len(functions),)
-        wide = torch.float32 if device.type == "mps" else torch.float64
-        self.last, self.ema, self.total = (torch.zeros(shape, dtype=wide, device=device) for _ in range(3))
-        self._slots = [self.last] if single else list(self.last.unbind())
-        self.ema_begins = self.window_begins = True
-        self._lengths: MutableMapping[Any, int] = WeakIdKeyDictionary()
-        self._length = 1
+                function.to(session.world.device)
 
-    def __call__(self, training: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | list[Tensor]:
-        """The losses, in training each divided by the length of its window. Raises SessionError where one is no scalar."""
+    def _one(self, training: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+        value = self._first(*args, **kwargs)
+        scalar = _scalar(value)  # before a place is taken for it
+        self.track.place(training)[0].copy_(scalar)
+        return self._share(value, training) if self._accumulates else value
+
+    def _several(self, training: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
         with self._context():
-            values: list[Any] = [function(*args, **kwargs) for function in self.functions]
-        for slot, value in zip(self._slots, values, strict=True):
-            if not isinstance(value, Tensor) or value.numel() != 1:
-                raise _no_scalar(value)
-            slot.copy_(value.detach() if value.ndim == 0 else value.detach().reshape(()))
-        if training:
-            self._follow()
-            values = [self._divide(value) for value in values]
-        if self._accumulates:
-            self._remember(values, self._windows.length if training else 1)
-        return values[0] if self.single else values
+            values = [function(*args, **kwargs) for function in self.functions]
+        scalars = [_scalar(value) for value in values]
+        for slot, scalar in zip(self.track.place(training), scalars, strict=True):
+            slot.copy_(scalar)
+        return [self._share(value, training) for value in values] if self._accumulates else values
 
-    def _follow(self) -> None:
-        if self.ema_begins:
-            self.ema.copy_(self.last)
-            self.ema_begins = False
-        else:
-            self.ema.lerp_(self.last, self._weight)
-        if self.window_begins:
-            self.total.copy_(self.last)
-            self.window_begins = False
-        else:
-            self.total.add_(self.last)
-
-    def _remember(self, shares: list[Tensor], length: int) -> None:
-        """What these very tensors were divided by; `undivided` asks."""
-        self._length = length
-        for share in shares:
-            self._lengths[share] = length
+    def _share(self, value: Tensor, training: bool) -> Tensor:
+        """The value's share of the window; it bears what it was divided by, for `undivided`."""
+        share, self._length = (self._divide(value), self._windows.length) if training else (value, 1)
+        vars(share)[LENGTH] = self._length
+        return share
 
     def undivided(self, loss: Any) -> list[Tensor]:
         """What a call returned, before it was divided. Of a tensor made from such losses, the last call decides."""
-        return [share * self._lengths.get(share, self._length) for share in tensors(loss)]
+        return [share * vars(share).get(LENGTH, self._length) for share in tensors(loss)]
 
     def accumulated(self) -> list[Tensor]:
         """The mean over the micro-batches of this window so far, of each loss."""
-        done = self._windows.done + 1
-        return list((torch.zeros_like(self.total) if self.window_begins else self.total / done).reshape(-1).unbind())
+        return list((self.track.total / (self._windows.done + 1)).unbind())
 
     def mean(self, losses: Sequence[Tensor], device: torch.device | str | None = None) -> list[float]:
         """The mean over ranks of each, in float32 at least, by one collective. Every rank calls this."""
-        row = torch.stack([loss.detach().reshape(()).to(device or self.last.device, self.last.dtype) for loss in losses])
+        last = self.track.last
+        row = torch.stack([loss.detach().reshape(()).to(device or last.device, last.dtype) for loss in losses])
         means: list[float] = comm.mean(row, self._world).tolist()
         return means
 
-    def shaped(self, values: Sequence[float]) -> float | list[float]:
-        """One number for one loss, a list for several."""
-        return values[0] if self.single else list(values)
+    def shaped(self, values: Tensor) -> float | list[float]:
+        """One number for one loss, a list for several. Waits for the device."""
+        numbers: list[float] = values.tolist()
+        return numbers[0] if self.single else numbers
 
-    def reset_ema(self) -> None:
-        """The next loss begins the moving average."""
-        self.ema_begins = True
-        self.ema.zero_()
 
-    def reset(self) -> None:
-        """Forget everything that was followed."""
-        self.reset_ema()
-        self.window_begins = True
-        self.last.zero_()
+def _scalar(value: Any) -> Tensor:
+    """The value without its graph and shape. Raises SessionError where it is no single number in a tensor."""
+    if isinstance(value, Tensor):
+        if value.ndim == 0:
+            return value.detach()
+        if value.numel() == 1:
+            return value.detach().reshape(())
+    raise _no_scalar(value)
+
+
+def _under(context: Context, function: Loss) -> Loss:
+    """The function under the precision's context, where there is one."""
+    if context is nullcontext:
+        return function
+
+    def within(*args: Any, **kwargs: Any) -> Tensor:
+        with context():
+            return function(*args, **kwargs)
+
+    return within

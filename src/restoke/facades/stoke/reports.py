@@ -22,12 +22,12 @@ class Reports(Access):
     @property
     def step_loss(self) -> float | list[float]:
         """The last `loss()`, undivided, on this rank. Waits for the device, but for no other rank."""
-        return self._losses.shaped(self._losses.last.reshape(-1).tolist())
+        return self._losses.shaped(self._losses.track.last)
 
     @property
     def ema_loss(self) -> float | list[float]:
         """The moving average of this rank's training losses, undivided. Waits for the device, but for no other rank."""
-        return self._losses.shaped(self._losses.ema.reshape(-1).tolist())
+        return self._losses.shaped(self._losses.track.ema)
 
     def detach_and_sync_loss(self, loss: Any, device: torch.device | str | None = None) -> Any:
         """The mean over ranks of a loss, or of each in a list or tuple, as plain numbers. Collective.
@@ -52,7 +52,7 @@ class Reports(Access):
 
     def print_ema_loss(self, prepend_msg: str = "Current EMA Loss", single_line: bool = False) -> None:
         """Print the moving average, as its mean over ranks. Collective."""
-        self._say_losses(prepend_msg, self._losses.mean(self._losses.ema.reshape(-1).unbind()), single_line)
+        self._say_losses(prepend_msg, self._losses.mean(self._losses.track.ema.unbind()), single_line)
 
     def print_mean_accumulated_synced_loss(
         self,

@@ -48,7 +48,7 @@ LABELS = {
 
 
 @final
-@frozen(kw_only=True, repr=False)
+@frozen(kw_only=True, repr=False, eq=False)
 class StokeStatus:
     """What runs, which what was declared outside the script may have changed. `status` has it by Stoke's own keys."""
 

@@ -1,0 +1,1 @@
+"""The facades, each by its own scripts."""

@@ -1,0 +1,1 @@
+"""Stoke's face."""
