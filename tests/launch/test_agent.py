@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
-from tests.launch.processes import Ran
+from restoke.errors import LaunchError
+from restoke.launch.agent import run as run_job
+from restoke.launch.job import Job, Nodes, Target
+from restoke.spec import Spec
+from tests.launch.processes import WAYS, Ran
 
 Run = Callable[..., Ran]
 QUICK = 8.0  # seconds: start, failure, the grace for the others, on a loaded machine
@@ -72,6 +78,28 @@ def test_a_job_that_succeeds_shows_the_main_rank_and_logs_every_rank(run: Run) -
     assert ran.log(0) == "out of rank 0\nerror of rank 0\n"
     assert ran.log(1) == "out of rank 1\nerror of rank 1\n"
     assert (dict(os.environ), signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
+
+
+def test_cores_are_shared_out_and_it_is_said_once(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    cores = len(os.sched_getaffinity(0))
+    share = max(1, cores // 2)
+    ran = run("threads")
+    assert ran.err == [f"restoke: OMP_NUM_THREADS={share} ({cores} cores, 2 processes); set it to choose"]
+    assert ran.out == [str(share)]
+    assert "OMP_NUM_THREADS" not in os.environ
+
+
+def test_a_port_in_use_is_refused_with_its_name(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        where = f"127.0.0.1:{taken.getsockname()[1]}"
+        job = Job(
+            target=Target(str(WAYS)), spec=Spec(), processes=2, agent=True, nodes=Nodes(count=2, endpoint=where), logs=tmp_path
+        )
+        with pytest.raises(LaunchError, match=f"rdzv-endpoint='{where}'"):
+            run_job(job)
 
 
 def test_ranks_find_each_other_and_leave_without_hanging(run: Run) -> None:

@@ -33,9 +33,20 @@ def expected(launcher: str, local_ranks: tuple[int, ...] = (0, 1), accumulate: i
     return [common | {"local_rank": local_rank} for local_rank in local_ranks]
 
 
-def test_under_python_itself_there_is_one_process(tmp_path: Path) -> None:
-    alone = {"strategy": "single", "accumulate": 2, "size": 1, "local_rank": 0, "launcher": None, "total": 1.0}
-    assert seen((sys.executable,), tmp_path) == [alone]
+@pytest.mark.parametrize(("launcher", "accumulate"), [((sys.executable,), 2), ((*RESTOKE, "--accumulate", "3"), 3)])
+def test_without_several_processes_there_is_one(launcher: tuple[str, ...], accumulate: int, tmp_path: Path) -> None:
+    alone = {"strategy": "single", "accumulate": accumulate, "size": 1, "local_rank": 0, "launcher": None, "total": 1.0}
+    assert seen(launcher, tmp_path) == [alone]
+
+
+def test_a_script_that_imports_stoke_runs_as_it_is(tmp_path: Path) -> None:
+    script = tmp_path / "old.py"
+    script.write_text(
+        "import stoke.configs\nfrom stoke import Stoke, StokeOptimizer\nprint(stoke.Stoke is Stoke, Stoke.__module__)"
+    )
+    command = [*RESTOKE, "--device", "cpu", "--as", "stoke", str(script)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout.startswith("True restoke.facades.stoke"), done.stderr
 
 
 def test_restoke_launch_starts_two_ranks_under_what_was_declared(tmp_path: Path) -> None:

@@ -19,6 +19,10 @@ def talk() -> None:
     sys.stderr.write(f"error of rank {RANK}\n")
 
 
+def threads() -> None:
+    sys.stdout.write(os.environ["OMP_NUM_THREADS"] + "\n")
+
+
 def raises() -> None:
     sys.stdout.write(f"rank {RANK} began\n")
     if RANK == 1:
@@ -83,6 +87,24 @@ def hangs_at_exit() -> None:
 
 def waits() -> None:
     (Path(sys.argv[2]) / f"waits-{RANK}").touch()
+    time.sleep(LONG)
+
+
+def is_stopped() -> None:
+    (Path(sys.argv[2]) / f"is_stopped-{RANK}").touch()
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def saves() -> None:
+    """As a job does that leaves a checkpoint when it is preempted."""
+
+    def save(number: int, _: object) -> None:
+        time.sleep(0.2)
+        (Path(sys.argv[2]) / f"saved-{RANK}").touch()
+        sys.exit(0)
+
+    signal.signal(signal.SIGTERM, save)
+    (Path(sys.argv[2]) / f"saves-{RANK}").touch()
     time.sleep(LONG)
 
 

@@ -101,13 +101,14 @@ def _restored() -> Iterator[None]:
     """The agent takes signal handlers, and passes on this process's environment: both are given back. It says nothing."""
     environment = dict(os.environ)
     handlers = {number: signal.getsignal(number) for number in HANDLED}
-    logger = logging.getLogger("torch.distributed.elastic")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)  # it would name a rank too, and not always the right one
+    logger, silence = logging.getLogger("torch.distributed.elastic"), logging.NullHandler()
+    propagated, logger.propagate = logger.propagate, False  # it would name a rank too, and not always the right one
+    logger.addHandler(silence)
     try:
         yield
     finally:
-        logger.setLevel(level)
+        logger.propagate = propagated
+        logger.removeHandler(silence)
         for number, handler in handlers.items():
             signal.signal(number, handler)
         os.environ.clear()
