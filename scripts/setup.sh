@@ -30,7 +30,7 @@ make_venv() {
     .venv/bin/python -c 'import sys; sys.exit(sys.argv[1] != sys.prefix)' "$PWD/.venv" 2>/dev/null || "$base" -m venv --clear .venv
 }
 
-pip_install() { .venv/bin/python -m pip install -q --disable-pip-version-check --no-input -c constraints.txt "$@"; }
+pip_install() { .venv/bin/python -m pip install -qq --disable-pip-version-check --no-input -c constraints.txt "$@"; }
 
 setup() {
     if [ -n "${RESTOKE_PYTHON:-}" ]; then

@@ -29,7 +29,7 @@ def test_no_condition_names_a_strategy() -> None:
     assert list(no_condition_names_a(rows())(SOURCE)) == []
 
 
-@pytest.mark.parametrize("folder", ["tests", "examples", "benchmarks"])
+@pytest.mark.parametrize("folder", ["tests", "examples", "benchmarks", "scripts"])
 @pytest.mark.parametrize("rule", EVERYWHERE, ids=name)
 def test_the_rest_keeps(rule: Rule, folder: str) -> None:
     assert list(rule(Tree(ROOT / folder))) == []
