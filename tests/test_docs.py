@@ -82,7 +82,7 @@ def test_links_lead_to_files(page: Path) -> None:
     assert [link for link in links if not (page.parent / link).exists()] == []
 
 
-@pytest.mark.parametrize("page", every_page())
+@pytest.mark.parametrize("page", [*every_page(), pytest.param(ROOT / "scripts/demo", id="scripts/demo")])
 def test_files_that_are_named_exist(page: Path) -> None:
     named = re.findall(r"\b(?:examples|scripts|benchmarks|tests|docs|src)/[\w./-]*\w", page.read_text(encoding="utf-8"))
     assert [name for name in named if not (ROOT / name).exists() and "mine" not in name] == []
