@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import pickle
+import inspect
 import re
 import subprocess
 import sys
@@ -71,7 +72,7 @@ def test_settings_are_frozen_and_hashable_and_copies_are_equal(cls: type[Any]) -
 
 @every_class
 def test_the_docstring_says_what_each_field_is_for(cls: type[Any]) -> None:
-    said = re.findall(r"^ {8}(\w+): (.+[.])$", cls.__doc__ or "", flags=re.MULTILINE)
+    said = re.findall(r"^ {4}(\w+): (.+[.])$", inspect.cleandoc(cls.__doc__ or ""), flags=re.MULTILINE)
     assert [name for name, _ in said] == [field.name for field in attrs.fields(cls)]
     assert "Attributes:" in (cls.__doc__ or "")
 
