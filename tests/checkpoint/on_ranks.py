@@ -42,7 +42,8 @@ def sharded(world: World, mark: float = 0.0) -> Captured:
         "optimizer/w/step": Chunk.whole(torch.tensor(mark)),
     }
     own = {"state": torch.full((3,), world.rank + mark), "name": f"rank {world.rank}"}
-    return Captured(chunks, {"extras": {"from": world.rank, "mark": mark}, "rank/rng": own})
+    values = {"extras": {"from": world.rank, "mark": mark}, "first": torch.full((40,), float(world.rank)), "rank/rng": own}
+    return Captured(chunks, values)
 
 
 def save(folder: Path, tag: str, mark: float = 0.0, keep: int | None = None) -> Path:
@@ -63,6 +64,7 @@ def load(folder: Path, tag: str | None = None) -> dict[str, Any]:
         "columns": saved.read("model/w", (2, 1), (4, 2)).tolist(),
         "b": saved.read("model/b").tolist(),
         "extras": saved.values["extras"],
+        "first": saved.values["first"].unique().tolist(),
         "own": [[own["rng"]["name"], own["rng"]["state"].tolist()] for own in saved.rank_values],
     }
 

@@ -216,6 +216,7 @@ def test_a_tensor_is_refused_where_none_can_be_kept() -> None:
         {"$path": ["os.system", "ls"]},
         {"$number": ["O", ""]},
         {"$number": ["<f8", "AAAA"]},
+        {"$number": ["<i4", "AAAAAAAAAAA="]},
         {"$number": ["<i4,<f4", "AAAAAAAAAAA="]},
         {"$tensor": "missing"},
         {"$tensor": ["x"]},

@@ -34,8 +34,8 @@ def test_replicas_are_written_once_and_no_rank_has_much_more_than_its_share(size
 
 
 def test_what_one_rank_alone_holds_counts_before_the_copies_are_shared_out() -> None:
-    alone = [["own", [0], [90], [90], "float32"]]
-    assert loads([alone + rows_of(50, 40), rows_of(50, 40)]) == [90, 90]
+    alone = [["own", [0], [20], [20], "float32"]]
+    assert loads([alone + rows_of(30, 30, 30), rows_of(30, 30, 30)]) == [50, 60]
 
 
 def test_copies_over_a_part_of_the_ranks_go_to_those_that_hold_them() -> None:

@@ -60,9 +60,10 @@ def tensor_to_array(tensor: Tensor, name: str, shape: list[int]) -> np.ndarray[A
 
 def _array(name: str, shape: tuple[int, ...], data: Any) -> np.ndarray[Any, Any]:
     """Raises ValueError where the bytes are not as many as the dtype and the shape say."""
-    dtype = np.dtype(name) if SIMPLE.fullmatch(name) else None
+    if not SIMPLE.fullmatch(name):
+        raise ValueError(f"{name} is no dtype of plain numbers or texts")
+    dtype = np.dtype(name)
     size = memoryview(data).nbytes
-    counts = all(type(n) is int and n >= 0 for n in shape)
-    if dtype is None or not counts or math.prod(shape) * dtype.itemsize != size:
+    if math.prod(shape) * dtype.itemsize != size:
         raise ValueError(f"{size} bytes are no {name} of shape {shape}")
     return np.ndarray(shape, dtype) if size == 0 else np.ndarray(shape, dtype, buffer=data)
