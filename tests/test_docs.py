@@ -12,6 +12,7 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 import yaml
 
@@ -92,6 +93,12 @@ def test_files_that_are_named_exist(page: Path) -> None:
 def test_lines_are_as_long_as_the_code_s(page: Path) -> None:
     lines = page.read_text(encoding="utf-8").splitlines()
     assert [line for line in lines if len(line) > 128 and not line.startswith("|")] == []
+
+
+def test_every_field_of_a_spec_is_listed_with_its_default_and_its_help() -> None:
+    page = (ROOT / "docs/api/core.md").read_text(encoding="utf-8")
+    rows = [f"| `{axis.name}` | `{axis.default!r}` | {axis.metadata['help']} |" for axis in attrs.fields(Spec)]
+    assert [row for row in rows if row not in page] == []
 
 
 def test_each_message_of_ours_in_troubleshooting_is_in_the_source() -> None:
