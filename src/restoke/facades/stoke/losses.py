@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from restoke import comm
 from restoke.errors import RestokeError, SessionError, SpecError
-from restoke.facades.stoke.track import Track
+from restoke.facades.stoke.track import track
 from restoke.precision import Context
 from restoke.session import Session
 
@@ -57,7 +57,7 @@ class Losses:
 
     def __init__(self, functions: list[Loss], single: bool, session: Session, weight: float) -> None:
         self.functions, self.single = functions, single
-        self.track = Track(len(functions), weight, session.world)
+        self.track = track(len(functions), weight, session.world)
         self._world, self._windows, self._divide = session.world, session.windows, session.divide
         self._accumulates = session.spec.accumulate > 1
         self._length = 1
@@ -72,16 +72,13 @@ class Losses:
 
     def _one(self, training: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
         value = self._first(*args, **kwargs)
-        scalar = _scalar(value)  # before a place is taken for it
-        self.track.place(training)[0].copy_(scalar)
+        self.track.take(training, (_one_number(value),))
         return self._share(value, training) if self._accumulates else value
 
     def _several(self, training: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
         with self._context():
-            values = [function(*args, **kwargs) for function in self.functions]
-        scalars = [_scalar(value) for value in values]
-        for slot, scalar in zip(self.track.place(training), scalars, strict=True):
-            slot.copy_(scalar)
+            values = [_one_number(function(*args, **kwargs)) for function in self.functions]
+        self.track.take(training, values)
         return [self._share(value, training) for value in values] if self._accumulates else values
 
     def _share(self, value: Tensor, training: bool) -> Tensor:
@@ -111,14 +108,11 @@ class Losses:
         return numbers[0] if self.single else numbers
 
 
-def _scalar(value: Any) -> Tensor:
-    """The value without its graph and shape. Raises SessionError where it is no single number in a tensor."""
-    if isinstance(value, Tensor):
-        if value.ndim == 0:
-            return value.detach()
-        if value.numel() == 1:
-            return value.detach().reshape(())
-    raise _no_scalar(value)
+def _one_number(value: Any) -> Tensor:
+    """The value itself. Raises SessionError where it is no single number in a tensor."""
+    if not isinstance(value, Tensor) or (value.ndim and value.numel() != 1):
+        raise _no_scalar(value)
+    return value
 
 
 def _under(context: Context, function: Loss) -> Loss:
