@@ -8,7 +8,7 @@ from restoke.checkpoint.generations import is_checkpoint, ordered, present
 from restoke.errors import CheckpointError, nearest
 
 TORCH_FILES = (".pt", ".pth", ".ckpt", ".bin")
-UNSAFE = "if you trust where it came from: restoke.checkpoint.read_stoke(path, names), which runs code from the file"
+UNSAFE = "if you trust where it came from: restoke.checkpoint.read_stoke(path, names, optimizer), which runs code from the file"
 
 
 def candidates(folder: Path, tag: str | None) -> tuple[list[tuple[str, str]], dict[str, str]]:
