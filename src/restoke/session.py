@@ -134,14 +134,30 @@ class Session:
             raise SessionError.of("register", name, "something is registered by this name", "another name")
         self.registered[name] = thing
 
-    def save(self, folder: str | os.PathLike[str], tag: str | None = None, extras: Mapping[str, Any] | None = None) -> str:
-        """Write a checkpoint and return its tag. Every rank calls this. See `restoke.checkpoint`."""
+    def save(
+        self,
+        folder: str | os.PathLike[str],
+        tag: str | None = None,
+        extras: Mapping[str, Any] | None = None,
+        keep: int | None = None,
+    ) -> str:
+        """Write a checkpoint and return its tag. Every rank calls this.
+
+        `extras` are plain values and tensors. Of the folder's checkpoints the newest `keep` stay, where that is given.
+
+        Raises:
+            CheckpointError: it cannot be written, on whichever rank; what was saved before is untouched.
+        """
         from restoke.session_state import save
 
-        return save(self, Path(folder), tag or f"step-{self.steps}", extras or {})
+        return save(self, Path(folder), tag or f"step-{self.steps}", extras or {}, keep)
 
     def load(self, folder: str | os.PathLike[str], tag: str | None = None, strict: bool = True) -> dict[str, Any]:
-        """Restore a checkpoint (the newest good one where no tag is given); returns its extras. Every rank calls this."""
+        """Restore a checkpoint, the newest good one where no tag is given, and return its extras. Every rank calls this.
+
+        Raises:
+            CheckpointError: it is missing, damaged or foreign, or does not fit.
+        """
         from restoke.session_state import load
 
         return load(self, Path(folder), tag, strict)

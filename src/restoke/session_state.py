@@ -61,10 +61,10 @@ def restore(session: Session, saved: checkpoint.Opened, strict: bool) -> dict[st
     return extras
 
 
-def save(session: Session, folder: Path, tag: str, extras: Mapping[str, Any]) -> str:
+def save(session: Session, folder: Path, tag: str, extras: Mapping[str, Any], keep: int | None) -> str:
     """Write the session's checkpoint; returns its tag."""
     meta = {"spec": session.spec.declared(), "steps": session.steps, "torch": str(torch.__version__)}
-    return checkpoint.write(folder, tag, capture(session, extras), session.world, meta=meta).name
+    return checkpoint.write(folder, tag, capture(session, extras), session.world, meta=meta, keep=keep).name
 
 
 def load(session: Session, folder: Path, tag: str | None, strict: bool) -> dict[str, Any]:
