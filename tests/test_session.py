@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import TensorDataset
 
 from restoke import OptimizerSpec, Session, Spec
 from restoke.configs import AMPConfig
@@ -198,3 +200,27 @@ def test_flush_without_a_begun_window_does_nothing() -> None:
     session = prepared(accumulate=3)
     assert session.flush() is None
     assert session.steps == 0
+
+
+def test_a_sessions_loader_ends_its_windows_and_is_saved_with_its_place(tmp_path: Path) -> None:
+    def loading() -> tuple[Session, Any]:
+        session = prepared(accumulate=2, seed=3)
+        return session, session.loader(TensorDataset(torch.arange(20.0).reshape(5, 4)), shuffle=True)
+
+    def micro_step(session: Session, x: torch.Tensor) -> torch.Tensor:
+        session.backward(session.forward(x).square().mean())
+        session.step()
+        return x
+
+    straight, loader = loading()
+    seen = []
+    for i, (x,) in enumerate(loader):
+        seen.append(micro_step(straight, x))
+        if i == 2:
+            straight.save(tmp_path)
+    assert straight.steps == 3, "windows of two, two and one"
+    resumed, loader = loading()
+    resumed.load(tmp_path)
+    assert all(map(torch.equal, seen[3:], [micro_step(resumed, x) for (x,) in loader]))
+    for a, b in zip(straight.parts.module.parameters(), resumed.parts.module.parameters(), strict=True):
+        assert torch.equal(a, b)

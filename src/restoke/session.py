@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -18,11 +18,15 @@ from restoke.passes import apply_passes
 from restoke.precision import LossScaler, loss_scaler
 from restoke.said import say_once
 from restoke.seeds import seed_all
+from restoke.session_loaders import Loaders
 from restoke.spec import Spec, outside_spec
 from restoke.table import PRECISIONS, check, rows
 from restoke.verbs import Verbs, bind, unprepared
 from restoke.windows import Windows
 from restoke.world import World, facts_here, ranks_here
+
+if TYPE_CHECKING:
+    from restoke.data import Loader
 
 
 @final
@@ -68,7 +72,8 @@ class Session:
         self.steps = 0  # optimizer steps taken
         self.skipped = 0  # optimizer steps that an overflow skipped
         self.schedulers: list[Any] = []
-        self.registered: dict[str, Any] = {}
+        self._loaders = Loaders(self)
+        self.registered: dict[str, Any] = {"loaders": self._loaders}
         self._parts: Parts | None = None
         self._take(unprepared())
         if self.spec.seed is not None:
@@ -127,6 +132,16 @@ class Session:
         """Drop the gradients and begin a new window."""
         self.parts.stepper.clear()
         self.windows.close()
+
+    def loader(self, dataset: Any, batch_size: int | None = 1, **options: Any) -> Loader:
+        """A loader of this rank's share of a dataset, its batches on this rank's device; saved with its position in the epoch.
+
+        It ends the window of micro-batches with its epoch. The options are those of `restoke.data.make_loader`.
+
+        Raises:
+            DataError: they contradict each other, the world or the dataset.
+        """
+        return self._loaders.make(dataset, batch_size=batch_size, **options)
 
     def register(self, name: str, thing: Any) -> None:
         """Save and load this object too: its `state_dict` must hold plain values and tensors."""

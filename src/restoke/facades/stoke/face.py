@@ -19,7 +19,6 @@ from restoke.errors import DataError, SpecError
 from restoke.facades.stoke.checkpoints import Progress, load_stoke, refuse_between, save
 from restoke.facades.stoke.declare import refuse_unknown, spec_of
 from restoke.facades.stoke.flags import read_flags
-from restoke.facades.stoke.loaders import Loaders
 from restoke.facades.stoke.losses import Loss, Losses, read_losses, read_weight, tensors
 from restoke.facades.stoke.optimizer import StokeOptimizer, StokeScheduler, read_optimizer, read_scheduler
 from restoke.facades.stoke.printing import Printer, ranks_of
@@ -102,10 +101,9 @@ class Stoke(Reports):
         self._losses = Losses(functions, not isinstance(loss, list | tuple), session, weight)
         self._status = StokeStatus.of(session, batch_size)
         self._printer = Printer(None if self._status.distributed is None else session.world.rank, chosen)
-        self._loaders = Loaders(session, batch_size)
+        self._batch_size = batch_size
         self._progress = Progress(self._losses.track)
         session.register("stoke", self._progress)
-        session.register("loaders", self._loaders)
         self._backward_is_due = True
         if verbose:
             self.print(repr(self._status).split("\n"))
@@ -255,7 +253,7 @@ class Stoke(Reports):
             why = "a Stoke object's loaders have its batch_size_per_device"
             raise DataError.of("batch_size", unknown["batch_size"], why, "leave it out")
         refuse_unknown(unknown, self.DataLoader)
-        return self._loaders.make(dataset, **options)
+        return self.session.loader(dataset, self._batch_size, **options)
 
     @property
     def status(self) -> StokeStatus:

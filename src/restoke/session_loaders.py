@@ -1,4 +1,4 @@
-"""The loaders of a Stoke object: made for its world, watched for the end of their epoch, and saved with their position."""
+"""The loaders of a session: made for its world, watched for the end of their epoch, and saved with their position."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ import weakref
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, final
 
-from restoke.session import Session
-
 if TYPE_CHECKING:
     from restoke.data import Loader
+    from restoke.session import Session
 
 
 @final
@@ -17,8 +16,8 @@ class Loaders:
     """In the order in which they were made, which is how a checkpoint knows them; one that is made after the checkpoint was
     loaded takes up its position all the same."""
 
-    def __init__(self, session: Session, batch_size: int) -> None:
-        self._session, self._batch_size = session, batch_size
+    def __init__(self, session: Session) -> None:
+        self._session = session
         self._made: list[weakref.ref[Loader]] = []
         self._awaiting: dict[int, Any] = {}
 
@@ -27,7 +26,7 @@ class Loaders:
         from restoke.data import make_loader  # only scripts that make loaders wait for it
 
         session = self._session
-        loader = make_loader(dataset, batch_size=self._batch_size, world=session.world, seed=session.spec.seed, **options)
+        loader = make_loader(dataset, world=session.world, seed=session.spec.seed, **options)
         loader.watch(session.windows)
         if (state := self._awaiting.pop(len(self._made), None)) is not None:
             loader.load_state_dict(state)
