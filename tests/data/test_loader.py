@@ -4,28 +4,20 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
-import random
-from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
-    DistributedSampler,
     RandomSampler,
     SequentialSampler,
-    SubsetRandomSampler,
-    WeightedRandomSampler,
 )
 
-from restoke.data import BucketedDistributedSampler, ShardedBatchSampler, ShardedSampler, make_loader
-from tests.data.loading import Numbers, Record, Shuffling, SizedStream, Stream, flat, lists, loaders, world
+from restoke.data import make_loader
+from tests.data.loading import Numbers, Record, Shuffling, Stream, flat, lists, world
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
@@ -55,153 +47,6 @@ def test_a_seed_makes_the_order_depend_on_it_and_the_epoch_alone() -> None:
     assert orders(3, 0) != orders(4, 0)
 
 
-@pytest.mark.parametrize("shuffle", [False, True])
-def test_without_a_sampler_ranks_get_what_torchs_distributed_sampler_gives_them(shuffle: bool) -> None:
-    ours = loaders(Numbers(11), 3, batch_size=2, shuffle=shuffle, seed=7)
-    for rank, loader in enumerate(ours):
-        sampler = DistributedSampler(Numbers(11), 3, rank, shuffle=shuffle, seed=7)
-        for epoch in range(2):
-            sampler.set_epoch(epoch)
-            assert lists(loader) == lists(DataLoader(Numbers(11), batch_size=2, sampler=sampler))
-
-
-SAMPLERS: dict[str, Any] = {
-    "RandomSampler": lambda: RandomSampler(Numbers(17)),
-    "RandomSampler, generators that differ": lambda: RandomSampler(Numbers(17), generator=own_generator()),
-    "SubsetRandomSampler": lambda: SubsetRandomSampler(range(17)),
-    "SequentialSampler": lambda: SequentialSampler(Numbers(17)),
-    "list": lambda: list(range(17)),
-    "python's random": lambda: Shuffling(17, "python"),
-    "numpy's random": lambda: Shuffling(17, "numpy"),
-    "torch's random": lambda: Shuffling(17, "torch"),
-}
-
-
-def own_generator() -> torch.Generator:
-    generator = torch.Generator()
-    generator.seed()
-    return generator
-
-
-@pytest.mark.parametrize("make", SAMPLERS.values(), ids=SAMPLERS)
-@pytest.mark.parametrize("as_batches", [False, True])
-def test_any_sampler_is_shared_out_exactly_once_though_the_ranks_generators_differ(make: Any, as_batches: bool) -> None:
-    options: dict[str, Any] = (
-        {"batch_sampler": lambda: BatchSampler(make(), 2, False)} if as_batches else {"sampler": make, "batch_size": 2}
-    )
-    ours = loaders(Numbers(17), 3, **options)
-    for _ in range(2):
-        shares = []
-        for rank, loader in enumerate(ours):
-            torch.manual_seed(rank)
-            random.seed(rank)
-            np.random.seed(rank)
-            shares.append(lists(loader))
-        assert [len(own) for own in shares] == [3, 3, 3]
-        counts = Counter(sample for own in shares for batch in own for sample in batch)
-        assert set(counts) == set(range(17))
-        assert max(counts.values()) <= 2
-
-
-def test_random_orders_change_from_epoch_to_epoch() -> None:
-    for make in (SAMPLERS["RandomSampler"], SAMPLERS["python's random"], SAMPLERS["numpy's random"]):
-        (loader, _) = loaders(Numbers(17), 2, sampler=make)
-        assert flat(loader) != flat(loader)
-
-
-def test_a_weighted_sampler_draws_alike_on_all_ranks() -> None:
-    def sampler() -> WeightedRandomSampler:
-        return WeightedRandomSampler(torch.ones(50), 20)
-
-    whole = flat(loaders(Numbers(50), 1, sampler=sampler, seed=0)[0])
-    shares = [flat(loader) for loader in loaders(Numbers(50), 2, sampler=sampler, seed=0)]
-    assert [sample for pair in zip(*shares, strict=True) for sample in pair] == whole
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    length=st.integers(0, 30),
-    size=st.integers(1, 5),
-    batch_size=st.integers(1, 5),
-    shuffle=st.booleans(),
-    drop_last=st.booleans(),
-)
-def test_every_rank_gets_as_many_batches_and_each_sample_comes_once_up_to_padding(
-    length: int, size: int, batch_size: int, shuffle: bool, drop_last: bool
-) -> None:
-    ours = loaders(Numbers(length), size, batch_size=batch_size, shuffle=shuffle, drop_last=drop_last, seed=1)
-    shares = [lists(loader) for loader in ours]
-    assert len({tuple(len(batch) for batch in own) for own in shares}) == 1
-    assert {len(loader) for loader in ours} == {len(shares[0])}
-    counts = Counter(sample for own in shares for batch in own for sample in batch)
-    if drop_last:
-        assert set(counts.values()) <= {1}
-        assert length - len(counts) < size * batch_size
-    else:
-        assert set(counts) == set(range(length))
-        assert sum(counts.values()) - length < size
-
-
-def test_a_rank_aware_sampler_is_taken_as_it_is() -> None:
-    class Aware:
-        num_replicas, rank = 2, 1
-
-        def __iter__(self) -> Iterator[int]:
-            return iter([1, 3, 5])
-
-        def __len__(self) -> int:
-            return 3
-
-    loader = make_loader(Numbers(6), world=world(1, 2), batch_size=2, sampler=Aware())
-    assert (lists(loader), len(loader)) == ([[1, 3], [5]], 2)
-    batched = make_loader(Numbers(6), world=world(1, 2), batch_sampler=BatchSampler(Aware(), 2, False))
-    assert (lists(batched), len(batched)) == ([[1, 3], [5]], 2)
-    lengths = [5, 1, 4, 2, 3, 6, 8, 7]
-    own = BucketedDistributedSampler(None, 2, 2, lengths=lengths, num_replicas=2, rank=1)
-    order = list(own)
-    assert flat(make_loader(Numbers(8), world=world(1, 2), batch_size=2, sampler=own)) == order
-    sharded = ShardedSampler(range(8), num_replicas=2, rank=1)
-    assert flat(make_loader(Numbers(8), world=world(1, 2), sampler=sharded)) == [1, 3, 5, 7]
-    dealt = ShardedBatchSampler([[0], [1], [2], [3]], num_replicas=2, rank=1)
-    assert flat(make_loader(Numbers(8), world=world(1, 2), batch_sampler=dealt)) == [1, 3]
-
-
-def test_samplers_are_told_the_epoch_and_the_user_is_followed() -> None:
-    sampler = DistributedSampler(Numbers(8), 1, 0)
-    loader = make_loader(Numbers(8), world=world(), sampler=sampler)
-
-    def order(epoch: int) -> list[int]:
-        mine = DistributedSampler(Numbers(8), 1, 0)
-        mine.set_epoch(epoch)
-        return list(mine)
-
-    assert [flat(loader), flat(loader)] == [order(0), order(1)]
-    sampler.set_epoch(7)
-    assert (loader.epoch, flat(loader), flat(loader)) == (7, order(7), order(8))
-    sampler.set_epoch(8)  # again, though it was just done
-    assert flat(loader) == order(8)
-    loader.set_epoch(3)
-    assert (sampler.epoch, flat(loader), loader.epoch) == (3, order(3), 4)
-    for batch in loader:
-        assert (int(batch), loader.epoch) == (order(4)[0], 4)
-        break
-    assert (loader.epoch, flat(loader)) == (5, order(5))
-
-
-def test_a_sampler_inside_a_batch_sampler_and_a_stream_are_told_the_epoch_too() -> None:
-    class Told(SizedStream):
-        epochs: list[int] = []  # noqa: RUF012 - one list for the test
-
-        def set_epoch(self, epoch: int) -> None:
-            self.epochs.append(epoch)
-
-    inner = DistributedSampler(Numbers(8), 1, 0)
-    loader = make_loader(Numbers(8), world=world(), batch_sampler=BatchSampler(inner, 2, False))
-    assert (flat(loader) != flat(loader), inner.epoch) == (True, 2)
-    list(make_loader(Told(3), world=world()))
-    assert Told.epochs == [0, 1]
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_watchers_hear_of_every_batch_what_remains_and_which_is_last(workers: int) -> None:
     record = Record()
@@ -226,15 +71,6 @@ def test_watchers_hear_before_the_batch_is_used_and_of_nested_loaders_in_order()
         list(inner)
     nested = ["begin", (2, False), (1, True), "end"]
     assert record.told == ["begin", (2, False), 0, *nested, (1, True), 1, *nested, "end"]
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_of_a_stream_the_last_batch_is_known_though_the_length_is_not(workers: int) -> None:
-    record = Record()
-    loader = make_loader(Stream(7), world=world(), batch_size=3, num_workers=workers)
-    loader.watch(record)
-    list(loader)
-    assert record.told == ["begin", (None, False), (None, False), (1, True), "end"]
 
 
 def test_a_sampler_of_unknown_or_wrong_length_still_has_a_known_last_batch() -> None:
@@ -351,38 +187,11 @@ def test_single_samples_come_where_there_is_no_batch_size() -> None:
     assert list(make_loader(Stream(3), world=world(), batch_size=None)) == [0, 1, 2]
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("drop_last", [False, True])
-def test_a_stream_is_dealt_batch_by_batch_and_all_ranks_get_as_many(workers: int, drop_last: bool) -> None:
-    ours = loaders(lambda: SizedStream(14), 3, batch_size=2, num_workers=workers, drop_last=drop_last)
-    shares = [lists(loader) for loader in ours]
-    whole = lists(DataLoader(SizedStream(14), batch_size=2, num_workers=workers, drop_last=drop_last))
-    rounds = len(whole) // 3 if drop_last else -(-len(whole) // 3)
-    assert [len(own) for own in shares] == [rounds] * 3
-    merged = [batch for turn in zip(*shares, strict=True) for batch in turn]
-    assert merged[: len(whole)] == whole[: len(merged)]
-    if workers == 0:
-        assert [len(loader) for loader in ours] == [rounds] * 3
-
-
-def test_a_shuffling_stream_is_the_same_on_all_ranks() -> None:
-    ours = loaders(lambda: Stream(12, shuffled=True), 3, batch_size=2)
-    shares = []
-    for rank, loader in enumerate(ours):
-        random.seed(rank)
-        before = random.getstate()
-        shares.append(flat(loader))
-        assert random.getstate() == before
-    assert sorted(sample for own in shares for sample in own) == list(range(12))
-    assert shares[0] != flat(ours[0])
-
-
-def test_a_rank_aware_stream_is_not_shared_out_again() -> None:
-    class Half(Stream):
-        num_replicas, rank = 2, 1
-
-    class Said(Stream):
-        rank_aware = True
-
-    for kind in (Half, Said):
-        assert flat(make_loader(kind(4), world=world(1, 2))) == [0, 1, 2, 3]
+@pytest.mark.gpu
+@pytest.mark.parametrize("workers", [0, 1])
+def test_on_a_gpu_batches_arrive_whole_from_pinned_memory(workers: int) -> None:
+    loader = make_loader(Numbers(64), world=world(device=torch.device("cuda", 0)), batch_size=8, num_workers=workers)
+    assert loader.pin_memory
+    batches = list(loader)
+    assert {batch.device for batch in batches} == {torch.device("cuda", 0)}
+    assert flat(batches) == list(range(64))

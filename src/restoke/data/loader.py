@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from functools import partial
 from typing import Any, Protocol, final
 
@@ -114,7 +114,7 @@ class Loader:
             self._snapshot(position)
         counting = [item.state_dict() if item in self._source.counting else None for item in self._stateful]
         states = [held if now is None else now for held, now in zip(position.samplers, counting, strict=True)]
-        return position.saved(self._source.unit, self._source.stride) | {"samplers": states}
+        return position.saved(self._source.unit, self._source.stride, self._samples) | {"samplers": states}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next iteration continue where the state was taken.
@@ -122,7 +122,7 @@ class Loader:
         Raises:
             DataError: the state is damaged, or of a loader that takes its data in another way.
         """
-        position = read_position(state, self._source.unit, len(self._dice.given), len(self._stateful))
+        position = read_position(state, self._source.unit, self._samples, len(self._dice.given), len(self._stateful))
         for sampler, held in zip(self._stateful, position.samplers, strict=True):
             sampler.load_state_dict(held)
         for generator, held in zip(self._dice.given, position.generators, strict=True):
@@ -167,6 +167,10 @@ class Loader:
         chosen = self._epochs.current
         self._epochs.tell(position.epoch + 1 if chosen == position.epoch else chosen)
         self._position, self._running = Position(self._epochs.current), False
+
+    @property
+    def _samples(self) -> int | None:
+        return len(self.dataset) if isinstance(self.dataset, Sized) else None
 
     @property
     def dataset(self) -> Any:

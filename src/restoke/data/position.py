@@ -26,9 +26,10 @@ class Position:
     generators: list[torch.Tensor] = Factory(list)
     samplers: list[Any] = Factory(list)
 
-    def saved(self, unit: str, stride: int) -> dict[str, Any]:
-        """As plain values and tensors."""
+    def saved(self, unit: str, stride: int, samples: int | None) -> dict[str, Any]:
+        """As plain values and tensors; `samples` is the length of the dataset."""
         return {
+            "samples": samples,
             "epoch": self.epoch,
             "batches": self.number + self.yielded,
             "position": self.start + self.yielded * stride,
@@ -39,7 +40,7 @@ class Position:
         }
 
 
-def read_position(state: Mapping[str, Any], unit: str, generators: int, samplers: int) -> Position:
+def read_position(state: Mapping[str, Any], unit: str, samples: int | None, generators: int, samplers: int) -> Position:
     """The place that a state names.
 
     Raises:
@@ -49,13 +50,16 @@ def read_position(state: Mapping[str, Any], unit: str, generators: int, samplers
         epoch, number, start = (_count(state, name) for name in ("epoch", "batches", "position"))
         seeds, found = state["seeds"], state["unit"]
         made = None if seeds is None else Seeds(*(operator.index(seed) for seed in seeds))
-        held = list(state["generators"]), list(state["samplers"])
+        held, length = (list(state["generators"]), list(state["samplers"])), state["samples"]
     except (KeyError, TypeError, ValueError) as error:
         why = f"it is no state of a loader ({type(error).__name__}: {error})"
         raise DataError.of("state", type(state).__name__, why, "what state_dict() gave") from error
     if found != unit:
         why = f"this loader counts {unit}: its sampler, batch_sampler or dataset is of another kind"
         raise DataError.of("state", f"unit {found}", why, "a loader made as the saved one was")
+    if length != samples and number:
+        why = f"this dataset has {samples}: within an epoch its order cannot be continued"
+        raise DataError.of("state", f"{length} samples", why, "the same dataset, or a state between two epochs")
     if (len(held[0]), len(held[1])) != (generators, samplers):
         why = f"it has {len(held[0])} generators and {len(held[1])} samplers, this loader {generators} and {samplers}"
         raise DataError.of("state", unit, why, "a loader made as the saved one was")
