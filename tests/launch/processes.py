@@ -11,6 +11,7 @@ import pytest
 from attrs import frozen
 
 from restoke.launch.job import Job, Target
+from restoke.launch.records import read
 from restoke.spec import Spec
 
 WAYS = Path(__file__).with_name("ways_to_end.py")
@@ -19,7 +20,10 @@ MARK = "TEST_JOB_MARK"
 
 @frozen
 class Ran:
-    """How a job ended: exit code, the lines on its two streams, the folder of its logs, and the seconds it took."""
+    """How a job ended: exit code, the lines on its two streams, the folder of its logs.
+
+    `seconds` is the time from the last thing that a rank recorded, its failure or else its beginning, to the end of the job.
+    """
 
     code: int
     out: list[str]
@@ -66,11 +70,11 @@ def run(mark: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Callabl
 
     def run(case: str, **changes: object) -> Ran:
         target = Target(str(WAYS), (case, str(tmp_path)))
-        began = time.monotonic()
         code = run_job(Job(target=target, spec=Spec(), processes=2, agent=True, logs=tmp_path / "logs", **changes))
-        seconds = time.monotonic() - began
+        ended = time.monotonic_ns()
         (logs,) = (tmp_path / "logs").iterdir()
+        last = max(record.monotonic_ns for rank in range(2) if (record := read(logs, rank)))
         shown = capfd.readouterr()
-        return Ran(code, shown.out.splitlines(), shown.err.splitlines(), logs, seconds)
+        return Ran(code, shown.out.splitlines(), shown.err.splitlines(), logs, (ended - last) / 1e9)
 
     return run

@@ -18,7 +18,7 @@ from restoke.spec import Spec
 from tests.launch.processes import WAYS, Ran
 
 Run = Callable[..., Ran]
-QUICK = 8.0  # seconds: start, failure, the grace for the others, on a loaded machine
+QUICK = 5.0  # seconds for the others to end: their grace is 2
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 

@@ -14,6 +14,8 @@ from restoke.launch.logs import KEPT, MARK, new_folder
 
 def test_the_newest_folders_are_kept_and_nothing_foreign_is_removed(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes").touch()
+    os.utime(tmp_path / "mine", (0, 0))
     for age in range(KEPT + 3):
         old = tmp_path / f"job-{age}"
         old.mkdir()

@@ -36,6 +36,7 @@ def test_the_summary_comes_first_then_the_traceback_then_the_log(tmp_path: Path)
 def test_only_the_end_of_a_long_log_is_shown(tmp_path: Path) -> None:
     log_of(tmp_path, 1).write_text("".join(f"line {n}\n" for n in range(50_000)))
     shown = report(Verdict(failed(1)), tmp_path).splitlines()
+    assert shown[-TAIL - 2] == "Last output of rank 1:"
     assert shown[-TAIL - 1 : -1] == [f"  line {n}" for n in range(50_000 - TAIL, 50_000)]
 
 

@@ -107,9 +107,9 @@ def test_a_module_ends_as_under_python_itself(name: str, tmp_path: Path) -> None
     assert f"No module named {name}".replace(name, "") in mine[2] if name == "missing" else mine[2] == err
 
 
-def test_a_rank_without_a_parent_dies_at_once() -> None:
-    orders = Orders(parent=1).environment
-    assert ends(command(["-c"]), Path.cwd(), **orders)[0] == 1
+def test_a_rank_whose_parent_died_before_it_began_does_not_run_the_script(script: Path) -> None:
+    script.write_text("print('ran')")
+    assert ends(command([str(script)]), script.parent, **Orders(parent=1).environment) == (1, "", "")
 
 
 @pytest.mark.parametrize(
@@ -118,6 +118,7 @@ def test_a_rank_without_a_parent_dies_at_once() -> None:
         ("print('hello')", "finished", 0, ""),
         ("import sys; sys.exit(0)", "finished", 0, ""),
         ("import sys; sys.exit(9)", "failed", 9, "sys.exit(9)"),
+        ("import sys; sys.exit(256 + 7)", "failed", 7, "sys.exit(263)"),
         ("raise SystemExit('why')", "failed", 1, "sys.exit('why')"),
         ("import json; json.loads('')", "failed", 1, "json.decoder.JSONDecodeError: Expecting value: line 1 column 1 (char 0)"),
         ("raise KeyboardInterrupt", "failed", 130, "KeyboardInterrupt"),

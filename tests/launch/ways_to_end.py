@@ -37,7 +37,9 @@ def vanishes() -> None:
 
 
 def says_exit() -> None:
+    """Rank 1 leaves a process of its own behind."""
     if RANK == 1:
+        subprocess.Popen(["sleep", str(LONG)])
         sys.exit("no data here")
     time.sleep(LONG)
 
@@ -61,11 +63,11 @@ def stops() -> None:
 
 
 def is_deaf() -> None:
-    """Rank 0 does not hear the agent, and has started a process of its own."""
+    """Rank 0 does not hear the agent, and each rank has started a process of its own."""
     note = Path(sys.argv[2]) / "deaf"
+    subprocess.Popen(["sleep", str(LONG)])
     if RANK == 0:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        subprocess.Popen(["sleep", str(LONG)])
         note.touch()
         time.sleep(LONG)
     wait_until(note.exists)

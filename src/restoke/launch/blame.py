@@ -82,9 +82,7 @@ def is_echo(end: End) -> bool:
 
 
 def _failed(end: End) -> bool:
-    if end.record is not None and end.record.phase == "failed":
-        return True
-    return not end.killed and exit_code(end) != 0
+    return exit_code(end) != 0 or (end.record is not None and end.record.phase == "failed")
 
 
 def _terminated(end: End) -> bool:
