@@ -122,3 +122,22 @@ class Record:
 
     def end(self, loader: Any) -> None:
         self.told.append("end")
+
+
+def advance(loader: Loader, batches: int) -> list[list[int]]:
+    """The next so many batches; the iteration is left then."""
+    got = []
+    for batch in loader:
+        got.append(np.ravel(batch).tolist())
+        if len(got) == batches:
+            break
+    return got
+
+
+def run(loader: Loader, count: int) -> list[list[list[int]]]:
+    return [[np.ravel(batch).tolist() for batch in loader] for _ in range(count)]
+
+
+def flat_after(state: dict[str, Any], loader: Loader) -> list[int]:
+    loader.load_state_dict(state)
+    return flat(loader)

@@ -13,12 +13,25 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, SequentialSampler, WeightedRandomSampler
+from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, WeightedRandomSampler
 
-from restoke.data import BucketedDistributedSampler, Loader, make_loader
-from restoke.errors import DataError
+from restoke.data import BucketedDistributedSampler, make_loader
 from restoke.seeds import rng_state, set_rng_state
-from tests.data.loading import CPU, Noisy, Numbers, Record, Shuffling, SizedStream, Stream, flat, lists, loaders, world
+from tests.data.loading import (
+    CPU,
+    Numbers,
+    Record,
+    Shuffling,
+    SizedStream,
+    Stream,
+    advance,
+    flat,
+    flat_after,
+    lists,
+    loaders,
+    run,
+    world,
+)
 
 
 def buckets(size: int = 1, rank: int = 0) -> BucketedDistributedSampler:
@@ -42,20 +55,6 @@ WAYS: dict[str, Callable[[], dict[str, Any]]] = {
 }
 
 
-def advance(loader: Loader, batches: int) -> list[list[int]]:
-    """The next so many batches; the iteration is left then."""
-    got = []
-    for batch in loader:
-        got.append(np.ravel(batch).tolist())
-        if len(got) == batches:
-            break
-    return got
-
-
-def epochs(loader: Loader, count: int) -> list[list[list[int]]]:
-    return [[np.ravel(batch).tolist() for batch in loader] for _ in range(count)]
-
-
 @pytest.mark.parametrize("make", WAYS.values(), ids=WAYS)
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("within", [False, True], ids=["after the loop", "within the loop"])
@@ -66,7 +65,7 @@ def test_the_rest_of_the_epoch_and_the_next_ones_are_the_same(
     random.seed(1)
     np.random.seed(1)
     first = make_loader(Numbers(19), world=world(), num_workers=workers, **make())
-    epochs(first, 1)
+    run(first, 1)
     before, state, generators = [], None, None
     for batch in first:
         before.append(np.ravel(batch).tolist())
@@ -76,7 +75,7 @@ def test_the_rest_of_the_epoch_and_the_next_ones_are_the_same(
             break
     if not within:
         state, generators = json_and_tensors(first.state_dict()), rng_state(CPU)
-    after = epochs(first, 1)
+    after = run(first, 1)
     assert state is not None
     assert generators is not None
 
@@ -89,7 +88,7 @@ def test_the_rest_of_the_epoch_and_the_next_ones_are_the_same(
     set_rng_state(generators, CPU)
     second.load_state_dict(state)
     assert json_and_tensors(second.state_dict()) == state
-    rest, *more = epochs(second, 2)
+    rest, *more = run(second, 2)
     counts = [told[0] for told in record.told[1 : len(rest) + 1]]
     assert counts in (list(range(len(rest), 0, -1)), [*[None] * (len(rest) - 1), 1])
     if within:
@@ -133,59 +132,6 @@ def test_a_shuffling_stream_is_replayed() -> None:
     second = make_loader(Stream(20, shuffled=True), world=world(), batch_size=3)
     second.load_state_dict(first.state_dict())
     assert sorted([*flat(got), *flat(second)]) == list(range(20))
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_what_workers_draw_is_the_same_after_a_resume_with_other_workers_too(workers: int) -> None:
-    def run(state: Any, workers: int) -> torch.Tensor:
-        loader = make_loader(Noisy(12), world=world(), batch_size=2, shuffle=True, num_workers=workers, seed=5)
-        if state is not None:
-            loader.load_state_dict(state)
-        return torch.cat(list(loader))
-
-    first = make_loader(Noisy(12), world=world(), batch_size=2, shuffle=True, num_workers=1, seed=5)
-    advance(first, 2)
-    whole = run(None, 1)
-    assert torch.equal(run(first.state_dict(), workers), whole[4:])
-    assert len(whole[:, 1:].unique()) == 36
-
-
-def test_what_workers_draw_differs_by_rank_and_epoch() -> None:
-    drawn = []
-    for loader in loaders(Noisy(2), 2, num_workers=1, seed=5):
-        drawn += [torch.cat(list(loader))[0, 1:] for _ in range(2)]
-    assert len(torch.cat(drawn).unique()) == 12
-
-
-def numpy_of_mine(worker: int) -> None:
-    np.random.seed(77)
-
-
-def test_a_worker_init_of_the_users_is_obeyed() -> None:
-    loader = make_loader(Noisy(1), world=world(), num_workers=1, worker_init_fn=numpy_of_mine)
-    (batch,) = loader
-    assert batch[0, 3].item() == np.random.RandomState(77).rand()
-
-
-def test_without_workers_a_transform_draws_on_from_the_restored_generators() -> None:
-    """And between the batches the training draws from them too."""
-
-    def step(batch: Any) -> list[float]:
-        return [*batch.flatten().tolist(), torch.rand(()).item()]
-
-    torch.manual_seed(0)
-    random.seed(0)
-    np.random.seed(0)
-    first, got, saved = make_loader(Noisy(8), world=world(), batch_size=2, shuffle=True), [], None
-    for number, batch in enumerate(first):
-        got.append(step(batch))
-        if number == 1:
-            saved = first.state_dict(), rng_state(CPU)
-    assert saved is not None
-    second = make_loader(Noisy(8), world=world(), batch_size=2, shuffle=True)
-    second.load_state_dict(saved[0])
-    set_rng_state(saved[1], CPU)
-    assert [step(batch) for batch in second] == got[2:]
 
 
 SHARED: dict[str, Callable[[int, int], dict[str, Any]]] = {
@@ -248,23 +194,6 @@ def test_the_end_of_an_epoch_is_a_place_too() -> None:
     assert (second.epoch, len(lists(second))) == (1, 2)
 
 
-def test_the_user_may_go_forward_from_a_loaded_place_but_not_back_by_mistake() -> None:
-    first = make_loader(Numbers(4), world=world())
-    epochs(first, 2)
-    advance(first, 2)
-    sampler = DistributedSampler(Numbers(4), 1, 0)
-    second = make_loader(Numbers(4), world=world(), sampler=sampler)
-    second.load_state_dict(first.state_dict())
-    sampler.set_epoch(0)
-    with pytest.raises(DataError, match=r"batch 2 of epoch 2.*loader.epoch"):
-        next(iter(second))
-    sampler.set_epoch(2)
-    assert len(flat(second)) == 2
-    second.load_state_dict(first.state_dict())
-    sampler.set_epoch(3)
-    assert len(flat(second)) == 4
-
-
 def test_a_sampler_of_its_own_kind_is_put_back_to_the_start_of_the_epoch() -> None:
     class Rotating:
         """Every iteration starts one further; it saves where."""
@@ -297,48 +226,6 @@ def test_nothing_is_loaded_for_the_batches_that_are_skipped() -> None:
     second = make_loader(numbers, world=world(), shuffle=True, seed=0)
     second.load_state_dict(first.state_dict())
     assert len(lists(second)) == len(numbers.loaded) == 3
-
-
-GOOD = make_loader(Numbers(4), world=world()).state_dict()
-
-
-@pytest.mark.parametrize(
-    ("state", "says"),
-    [
-        ({}, "no state of a loader"),
-        (GOOD | {"epoch": -1}, "no state of a loader.*-1"),
-        (GOOD | {"position": "x"}, "no state of a loader"),
-        (GOOD | {"seeds": [1]}, "no state of a loader"),
-        (GOOD | {"unit": "batches"}, "counts samples"),
-        (GOOD | {"samplers": [{}]}, "0 generators and 1 samplers"),
-        (GOOD | {"samples": 5, "batches": 2, "position": 2}, "5 samples.*this dataset has 4"),
-    ],
-)
-def test_a_state_that_does_not_fit_is_refused(state: dict[str, Any], says: str) -> None:
-    loader = make_loader(Numbers(4), world=world())
-    with pytest.raises(DataError, match=says):
-        loader.load_state_dict(state)
-    assert flat(loader) == [0, 1, 2, 3]
-
-
-def test_what_shards_itself_cannot_go_to_another_world_size() -> None:
-    class Aware(SequentialSampler):
-        num_replicas, rank = 2, 0
-
-    first = make_loader(Numbers(4), world=world(0, 2), sampler=Aware(Numbers(4)))
-    advance(first, 1)
-    assert flat_after(first.state_dict(), make_loader(Numbers(4), world=world(0, 2), sampler=Aware(Numbers(4)))) == [1, 2, 3]
-
-    class Other(SequentialSampler):
-        num_replicas, rank = 3, 0
-
-    with pytest.raises(DataError, match="own batches of 3 ranks"):
-        make_loader(Numbers(4), world=world(0, 3), sampler=Other(Numbers(4))).load_state_dict(first.state_dict())
-
-
-def flat_after(state: dict[str, Any], loader: Loader) -> list[int]:
-    loader.load_state_dict(state)
-    return flat(loader)
 
 
 def test_a_dealt_stream_goes_to_another_world_size() -> None:
