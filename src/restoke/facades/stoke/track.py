@@ -179,15 +179,14 @@ class DeviceTrack(Track):
 
     @property
     def total(self) -> Tensor:
-        own = self._block[self._window_from : self._filled].sum(dim=0)
-        return own + self._carried if self._window_from == 0 else own
+        return self._carried + self._block[self._window_from : self._filled].sum(dim=0)
 
     def begin_ema(self) -> None:
         self._ema, self._ema_from = self._zero, self._filled
         self._ema_begins = True
 
     def begin_window(self) -> None:
-        self._window_from = self._filled
+        self._window_from, self._carried = self._filled, self._zero
 
     def reset(self) -> None:
         device = self.world.device
@@ -197,7 +196,7 @@ class DeviceTrack(Track):
         self._rows = [row.unbind() for row in self._block]
         ages = torch.arange(BLOCK - 1, -1, -1, dtype=wide)
         self._shares = (self.weight * (1 - self.weight) ** ages).to(device)  # of each value of a block, at its end
-        self._zero = self._carried = self._block.new_zeros(self.losses)
+        self._zero = self._block.new_zeros(self.losses)
         self.begin_ema()
         self.begin_window()
 
