@@ -16,7 +16,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("comm", "world", "optim", "seeds"),
     ("parts", "steppers", "state", "precision", "passes", "nn"),
     ("strategies",),
-    ("session", "session_state", "verbs", "windows", "data", "checkpoint"),
+    ("session", "session_loaders", "session_state", "verbs", "windows", "data", "checkpoint"),
     ("launch", "playground", "facades", "testing"),
     ("cli", "__main__"),
 )

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
-from typing import Any
-
-from attrs import frozen
+from typing import Any, NamedTuple
 
 
-@frozen
-class Problem:
+class Problem(NamedTuple):
     """One reason why a declaration cannot be obeyed.
 
     `axis` is the name of the setting as the user writes it, `got` its value, `why` and `instead` are sentences
@@ -70,6 +66,8 @@ class LaunchError(RestokeError, RuntimeError):
 
 def nearest(name: object, known: Iterable[str]) -> str:
     """The words for a mistyped name: the nearest right one, else all of them."""
+    import difflib  # only who mistypes waits for it
+
     names = list(known)
     close = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
     return f"did you mean {close[0]!r}" if close else f"one of: {', '.join(sorted(names))}"

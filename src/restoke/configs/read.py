@@ -28,7 +28,7 @@ def settings_from(cls: type[T], mapping: Mapping[str, Any], axis: str) -> T:
     try:
         return cls(**mapping)
     except SpecError as error:
-        there = [attrs.evolve(problem, axis=axis + problem.axis.removeprefix(cls.__name__)) for problem in error.problems]
+        there = [problem._replace(axis=axis + problem.axis.removeprefix(cls.__name__)) for problem in error.problems]
         raise SpecError(*there) from None
     except (TypeError, ValueError) as error:
         # a class of another package that is not made by `settings`

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
 from typing import Any, NamedTuple
 
-from restoke.configs import ClipGradConfig, DeepspeedConfig, DistributedOptions, FP16Options
+from restoke.configs import ClipGradConfig, DistributedOptions, FP16Options
 from restoke.configs.validate import flag, one_of
 from restoke.errors import Problem, SpecError
 from restoke.spec import Clip, Spec
@@ -83,6 +83,8 @@ class Flags(NamedTuple):
         """DeepSpeed's stage stands in its settings; without any it is 0."""
         if not self.engine:
             return None
+        from restoke.configs import DeepspeedConfig  # only its users wait for it
+
         config = next((item for item in self.configs if isinstance(item, DeepspeedConfig)), None) or DeepspeedConfig()
         return 0 if config.zero_optimization is None else config.zero_optimization.stage
 

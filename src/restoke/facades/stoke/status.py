@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, TypeVar, final
 
@@ -12,18 +12,8 @@ import torch
 import torch.distributed as dist
 from attrs import frozen
 
-from restoke.configs import (
-    AMPConfig,
-    ApexConfig,
-    DDPConfig,
-    DeepspeedConfig,
-    DistributedOptions,
-    FairscaleFSDPConfig,
-    FairscaleOSSConfig,
-    FairscaleSDDPConfig,
-    FP16Options,
-    HorovodConfig,
-)
+from restoke import configs
+from restoke.configs import DistributedOptions, FP16Options
 from restoke.facades.stoke.flags import APEX, fp16_of, placement_of
 from restoke.session import Session
 from restoke.spec import Clip
@@ -211,36 +201,37 @@ class Echoes(ABC):
         return self.status.fully_sharded
 
     @property
-    def amp_config(self) -> AMPConfig | None:
-        return self._active(AMPConfig, self.is_amp)
+    def amp_config(self) -> configs.AMPConfig | None:
+        return self._active(lambda: configs.AMPConfig, self.is_amp)
 
     @property
-    def apex_config(self) -> ApexConfig | None:
-        return self._active(ApexConfig, self.is_apex)
+    def apex_config(self) -> configs.ApexConfig | None:
+        return self._active(lambda: configs.ApexConfig, self.is_apex)
 
     @property
-    def ddp_config(self) -> DDPConfig | None:
-        return self._active(DDPConfig, self.is_ddp)
+    def ddp_config(self) -> configs.DDPConfig | None:
+        return self._active(lambda: configs.DDPConfig, self.is_ddp)
 
     @property
-    def deepspeed_config(self) -> DeepspeedConfig | None:
-        return self._active(DeepspeedConfig, self.is_deepspeed)
+    def deepspeed_config(self) -> configs.DeepspeedConfig | None:
+        return self._active(lambda: configs.DeepspeedConfig, self.is_deepspeed)
 
     @property
-    def oss_config(self) -> FairscaleOSSConfig | None:
-        return self._active(FairscaleOSSConfig, self.oss)
+    def oss_config(self) -> configs.FairscaleOSSConfig | None:
+        return self._active(lambda: configs.FairscaleOSSConfig, self.oss)
 
     @property
-    def sddp_config(self) -> FairscaleSDDPConfig | None:
-        return self._active(FairscaleSDDPConfig, self.sharded)
+    def sddp_config(self) -> configs.FairscaleSDDPConfig | None:
+        return self._active(lambda: configs.FairscaleSDDPConfig, self.sharded)
 
     @property
-    def fsdp_config(self) -> FairscaleFSDPConfig | None:
-        return self._active(FairscaleFSDPConfig, self.fully_sharded)
+    def fsdp_config(self) -> configs.FairscaleFSDPConfig | None:
+        return self._active(lambda: configs.FairscaleFSDPConfig, self.fully_sharded)
 
     @property
-    def horovod_config(self) -> HorovodConfig | None:
-        return self._active(HorovodConfig, self.is_horovod)
+    def horovod_config(self) -> configs.HorovodConfig | None:
+        return self._active(lambda: configs.HorovodConfig, self.is_horovod)
 
-    def _active(self, kind: type[S], on: bool) -> S | None:
-        return self.session.spec.setting(kind) if on else None
+    def _active(self, kind: Callable[[], type[S]], on: bool) -> S | None:
+        """The settings that are in force. An engine's class is imported when it is one that runs."""
+        return self.session.spec.setting(kind()) if on else None
