@@ -13,7 +13,7 @@ from attrs import define, frozen
 
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("_version", "errors", "said", "spec", "table", "rows", "rules", "facts", "plugins", "ranks", "configs"),
-    ("comm", "world", "optim", "seeds"),
+    ("comm", "world", "optim", "seeds", "settle"),
     ("parts", "steppers", "state", "precision", "passes", "nn"),
     ("strategies",),
     ("session", "session_loaders", "session_state", "verbs", "windows", "data", "checkpoint"),

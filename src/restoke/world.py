@@ -14,6 +14,7 @@ from restoke.configs.rendezvous import Rendezvous
 from restoke.errors import WorldError
 from restoke.facts import DEVICES, Facts
 from restoke.ranks import Ranks, discover
+from restoke.settle import settle
 
 BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl", "mps": "gloo", "xpu": "cpu:gloo,xpu:xccl"}
 INDEXED = ("cuda", "xpu")  # devices of which a machine has several
@@ -139,6 +140,7 @@ def _init_group(device: torch.device, ranks: Ranks, rendezvous: Rendezvous) -> N
             "backend", backend, f"no process group at {where} ({first})", "see docs/troubleshooting.md"
         ) from error
     _KEPT.append(dist.group.WORLD)
+    atexit.register(settle)  # before `_leave`, and so run after it
     if device.type == "cuda":
         atexit.register(_leave)
 
