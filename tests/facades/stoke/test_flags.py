@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from restoke import (
+    AMPConfig,
     ClipGradConfig,
     ClipGradNormConfig,
     DeepspeedConfig,
@@ -43,6 +44,7 @@ def zero(stage: int) -> list[DeepspeedConfig]:
         ({"distributed": "ddp", "fsdp": True}, "fairscale-fsdp"),
         ({"distributed": "deepspeed"}, "deepspeed-0"),  # B6: without a DeepspeedConfig, Stoke compared None with 0
         ({"distributed": "deepspeed", "configs": [DeepspeedConfig(zero_optimization=None)]}, "deepspeed-0"),  # B7
+        ({"distributed": "deepspeed", "configs": [AMPConfig(), *zero(3)]}, "deepspeed-3"),
         *(({"distributed": "deepspeed", "configs": zero(stage)}, f"deepspeed-{stage}") for stage in range(4)),
     ],
 )
@@ -124,6 +126,7 @@ NO_DDP = ("distributed", "FairScale shards over the processes of DDP")
         ({"distributed": "ddp", "sddp": True}, [("fairscale_sddp", "which OSS shards")]),  # R6
         ({"distributed": "ddp", "fsdp": True, "oss": True}, [("fairscale_fsdp", "by itself")]),  # R7
         ({"distributed": "ddp", "fsdp": True, "oss": True, "sddp": True}, [("fairscale_fsdp", "by itself")]),
+        ({"distributed": "ddp", "fsdp": True, "sddp": True}, [("fairscale_sddp", "OSS"), ("fairscale_fsdp", "by itself")]),
         ({"distributed": "ddp", "oss": True, "fp16": "apex_O1"}, [("fp16", "does not work with Apex")]),  # R8
         ({"distributed": "ddp", "fsdp": True, "fp16": "apex_O2"}, [("fp16", "does not work with Apex")]),
         ({"distributed": "ddp", "oss": True, "grad_clip": ClipGradConfig(1.0)}, [("grad_clip", "by their norm")]),  # R9
