@@ -57,6 +57,7 @@ def test_a_scheduler_that_cannot_step_with_the_optimizer_is_refused(given: Any, 
         (torch.optim.SGD, "optimizer='type': it is no StokeOptimizer. Instead: StokeOptimizer"),
         (torch.optim.SGD(net().parameters()), "optimizer='SGD': it is built already"),
         ({"optimizer": nn.Linear}, "it is not a class of optimizers"),
+        ({"optimizer": 3}, "optimizer=3: it is not a class of optimizers"),
         ({"optimizer": torch.optim.SGD, "optimizer_kwarg": {}}, "did you mean 'optimizer_kwargs'"),
         ({"optimizer_kwargs": {}}, "optimizer.optimizer=None: the class is missing"),
         ({"optimizer": torch.optim.SGD, "optimizer_kwargs": [1]}, "optimizer_kwargs=.*it is not a mapping"),
@@ -76,3 +77,23 @@ def test_parameter_groups_are_named_by_pattern() -> None:
     found = [([names[id(p)] for p in g["params"]], g["lr"], g["weight_decay"]) for g in it.optimizer.param_groups]
     assert found == [(["0.bias", "2.bias"], 0.1, 0.5), (["2.weight"], 0.01, 0), (["0.weight"], 0.1, 0)]
     assert {type(it.optimizer)} == {torch.optim.SGD}
+
+
+class Free:
+    """A scheduler of the user's own, that takes whatever it is given."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.steps = 0
+
+    def step(self, *args: Any, **kwargs: Any) -> None:
+        self.steps += 1
+
+
+def test_whatever_builds_an_optimizer_or_a_scheduler_will_do() -> None:
+    def build(parameters: Any, lr: float) -> torch.optim.Optimizer:
+        return torch.optim.Adam(parameters, lr)
+
+    it = stoke(optimizer={"optimizer": build, "optimizer_kwargs": {"lr": 0.5}}, scheduler={"scheduler": Free})
+    micro_step(it, *batches(1)[0])
+    assert isinstance(it.optimizer, torch.optim.Adam)
+    assert it.scheduler.steps == 1

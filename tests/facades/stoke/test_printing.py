@@ -135,6 +135,19 @@ class Terminal(io.StringIO):
         return True
 
 
+class Pipe(io.StringIO):
+    shown = ""
+
+    def flush(self) -> None:
+        self.shown = self.getvalue()
+
+
+def test_a_line_is_shown_at_once_where_a_launcher_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", pipe := Pipe())
+    Printer(None, 0).say("now")
+    assert pipe.shown == "Stoke -- now\n"
+
+
 def test_colour_goes_to_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm-256color")
     for name in ("NO_COLOR", "FORCE_COLOR", "CI"):
