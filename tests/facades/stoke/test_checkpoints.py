@@ -189,12 +189,16 @@ def test_stokes_own_files_load_by_unsafe_only_and_training_goes_on(
     old_file: Path, whole_path: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     it = stoke(grad_accum_steps=2)
+    micro_step(it, *batches(1, seed=3)[0])  # a window that the load must drop
     with pytest.raises(CheckpointError, match="cannot be read without unpickling"):
         it.load(old_file.parent, old_file.name)
     found = it.load(old_file, unsafe=True) if whole_path else it.load(old_file.parent, old_file.name, unsafe=True)
     assert found == {"note": "old"}
     assert (it.optimizer_steps, it.backward_steps, it.grad_accum_counter) == (2, 5, 0)
-    assert "within a window of micro-batches" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "within a window of micro-batches" in told
+    assert "loss scale" not in told
+    assert (it.step_loss, it.ema_loss) == (0.0, 0.0)
     model, data = net(), batches(4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     for group in (data[:1], data[1:2], data[2:]):
@@ -207,9 +211,10 @@ def test_stokes_own_files_load_by_unsafe_only_and_training_goes_on(
     assert weights(it.model_access) == weights(model)
 
 
-def test_the_loss_scale_of_stokes_files_comes_with_them(old_file: Path) -> None:
+def test_the_loss_scale_of_stokes_files_comes_with_them(old_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     it = stoke(fp16="amp", configs=[AMPConfig(init_scale=8.0)])
-    it.load(old_file, unsafe=True)  # it has none
+    it.load(old_file, unsafe=True)
+    assert "has no loss scale: the scale starts anew" in capsys.readouterr().err
     assert it.scaler is not None
     assert it.scaler.get_scale() == 8.0
     data = torch.load(old_file, weights_only=False, pickle_module=_our_pickle())

@@ -109,6 +109,8 @@ def test_a_mistyped_keyword_is_named_with_the_nearest_right_one() -> None:
         ({"grad_accum_steps": -1}, "accumulate=-1"),
         ({"ema_weight": 0}, "ema_weight=0: it is no weight of the newest loss. Instead: a number above 0, up to 1."),
         ({"ema_weight": 1.5}, "ema_weight=1.5"),
+        ({"ema_weight": True}, "ema_weight=True"),
+        ({"ema_weight": "0.1"}, "ema_weight='0.1'"),
         ({"info_rank": "all"}, "info_rank='all': it is neither a rank nor a list of ranks"),
         ({"model": CE.forward}, "model='method': it is no torch.nn.Module"),
         ({"loss": 3}, "loss=3: it cannot be called"),
