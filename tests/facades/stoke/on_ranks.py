@@ -247,3 +247,14 @@ def followed(folder: str) -> tuple[Any, Any]:
         micro_step(it, x, y)
     it.save(folder)
     return it.step_loss, it.ema_loss
+
+
+def waited(folder: str) -> bool:
+    """Rank 0 writes a file, late; the others look for it behind the barrier."""
+    it, file = stoke(distributed="ddp"), Path(folder, "written")
+    if it.rank == 0:
+        for _ in range(50):
+            torch.ones(200, 200) @ torch.ones(200, 200)
+        file.touch()
+    it.barrier()
+    return file.exists()

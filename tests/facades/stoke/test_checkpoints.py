@@ -115,6 +115,10 @@ def test_between_backward_and_step_nothing_can_be_saved(tmp_path: Path) -> None:
         it.save(tmp_path)
     it.step()
     it.save(tmp_path)
+    it.backward(it.loss(it.model(x), y))
+    it.load(tmp_path)
+    assert it.grad_accum_counter == 0
+    it.save(tmp_path)
 
 
 def test_another_number_of_losses_does_not_fit(tmp_path: Path) -> None:

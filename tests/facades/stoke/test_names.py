@@ -97,6 +97,7 @@ def test_the_small_functions_do_what_they_say(tmp_path: Path, capsys: pytest.Cap
     optimizer = torch.optim.SGD([weight], lr=0.1)
     weight.grad = torch.ones(2)
     stoke.zero_optimizer_grads(optimizer, apex=True)
+    stoke.zero_optimizer_grads(optimizer, horovod=True)
     assert weight.grad.tolist() == [0, 0]
     stoke.zero_optimizer_grads(optimizer)
     assert weight.grad is None

@@ -84,6 +84,10 @@ def test_a_gan_trains_two_stokes_over_one_group(precision: str) -> None:
         assert [sum(row) for row in mine[0]] == pytest.approx([sum(row) for row in bare[0]], abs=0.1)
 
 
+def test_a_barrier_is_passed_together(tmp_path: Path) -> None:
+    assert ranks.run(2, on_ranks.waited, str(tmp_path)) == [True, True]
+
+
 # B45: each rank had a tag of its own
 @pytest.mark.parametrize("own_name", [True, False])
 def test_a_checkpoint_has_one_tag_for_all_ranks(own_name: bool, tmp_path: Path) -> None:

@@ -156,7 +156,9 @@ def test_step_returns_the_norm_before_clipping_and_nothing_within_a_window() -> 
     torch.testing.assert_close(done.norm, expected)
 
 
-def test_reset_drops_gradients_and_the_window_but_neither_totals_nor_the_average() -> None:
+def test_reset_drops_gradients_and_the_window_but_neither_totals_nor_the_average(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     it, (x, y) = stoke(grad_accum_steps=3), batches(1)[0]
     micro_step(it, x, y)
     it.backward(it.loss(it.model(x), y))
@@ -167,14 +169,19 @@ def test_reset_drops_gradients_and_the_window_but_neither_totals_nor_the_average
         assert (it.grad_accum_counter, it.backward_steps, it.ema_loss) == (0, 2, average)
     for _ in range(3):
         assert it.optimizer_steps == 0
-        micro_step(it, x, y)
+        loss = it.loss(it.model(x), y)
+        it.print_mean_accumulated_synced_loss()
+        it.backward(loss)
+        it.step()
     assert weights(it.model_access) == by_hand([(x, y)] * 3, accumulate=3)
+    assert capsys.readouterr().out == f"Stoke -- Mean Accumulated & Synced Loss: {average:.3f}\n"  # of this window alone
 
 
 def test_reset_tracking_clears_every_count_and_loss_and_no_gradient() -> None:
     it, (x, y) = stoke(grad_accum_steps=2), batches(1)[0]
     for _ in range(3):
         micro_step(it, x, y)
+    it.backward(it.loss(it.model(x), y))
     it.reset_tracking()
     assert (it.grad_accum_counter, it.backward_steps, it.optimizer_steps, it.step_loss, it.ema_loss) == (0, 0, 0, 0.0, 0.0)
     assert all(p.grad is not None for p in it.model_access.parameters())
