@@ -110,7 +110,7 @@ def test_a_status_has_the_properties_of_stokes() -> None:
     status = Told(strategy="deepspeed-3", precision="fp16").status
     assert (status.zero, status.is_fp16_deepspeed, status.is_fp16_amp, status.is_fairscale) == (3, True, False, False)
     assert status.is_distributed_deepspeed
-    assert Told(strategy="sddp").status.is_fairscale
+    assert all(Told(strategy=strategy).status.is_fairscale for strategy in ("oss", "sddp", "fairscale-fsdp"))
     assert Told(strategy="fsdp").distributed == "fsdp"
 
 
