@@ -46,7 +46,7 @@ def random_spec(rng: random.Random) -> Spec:
 
 def accepted() -> list[Case]:
     """The first accepted points of a seeded stream, each with a world that it goes with."""
-    rng, found = random.Random(2), []  # noqa: S311
+    rng, found = random.Random(2), []
     while len(found) < WANTED:
         spec, processes, example = random_spec(rng), rng.choice([1, 2]), rng.choice(sorted(EXAMPLES))
         if not problems(spec, Facts(processes=processes, launched=True, per_node=processes)):

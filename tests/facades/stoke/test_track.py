@@ -1,4 +1,4 @@
-"""Losses are followed by the definition, on the host and on a device, and either goes on from the other's checkpoint."""
+"""Losses are followed by the definition, whatever happens, and go on from a checkpoint."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from restoke.errors import CheckpointError
-from restoke.facades.stoke.track import BLOCK, DeviceTrack, HostTrack, Track, track
+from restoke.facades.stoke.track import BLOCK, Track
 from restoke.world import World
 
 WORLD = World(0, 1, 0, 1, torch.device("cpu"))
-KINDS = [HostTrack, DeviceTrack]
 WEIGHT = 0.3
 
 
@@ -61,64 +61,79 @@ def take(it: Track, defined: list[Definition], chance: random.Random) -> None:
             one.averaged = []
 
 
-def copied(it: Track, kind: Any) -> Track:
-    other: Track = kind(it.losses, WEIGHT, WORLD)
+def copied(it: Track) -> Track:
+    other = Track(it.losses, WEIGHT, WORLD)
     other.take(True, [torch.tensor(9.0)] * it.losses)  # what was there does not stay
     other.load_state_dict(json.loads(json.dumps(it.state_dict())))
     return other
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("losses", [1, 3])
 @pytest.mark.parametrize("seed", range(3))
-def test_whatever_happens_it_tells_what_the_definition_says(kind: Any, losses: int, seed: int) -> None:
-    chance, it, defined = random.Random(seed), kind(losses, WEIGHT, WORLD), [Definition() for _ in range(losses)]
+def test_whatever_happens_it_tells_what_the_definition_says(losses: int, seed: int) -> None:
+    chance, it, defined = random.Random(seed), Track(losses, WEIGHT, WORLD), [Definition() for _ in range(losses)]
     for _ in range(6 * BLOCK):
         take(it, defined, chance)
         for got, want in zip(told(it), defined, strict=True):
             assert got == pytest.approx(want.told, abs=1e-12)
 
 
-@pytest.mark.parametrize("before", KINDS)
-@pytest.mark.parametrize("after", KINDS)
-def test_a_checkpoint_goes_on_in_either(before: Any, after: Any) -> None:
-    for length in range(3 * BLOCK):
-        chance, it, defined = random.Random(length), before(2, WEIGHT, WORLD), [Definition() for _ in range(2)]
+def test_a_checkpoint_goes_on() -> None:
+    for length in (0, 1, 2, BLOCK // 2, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK + 3):
+        chance, it, defined = random.Random(length), Track(2, WEIGHT, WORLD), [Definition() for _ in range(2)]
         for _ in range(length):
             take(it, defined, chance)
-        it = copied(it, after)
-        for _ in range(2 * BLOCK):
+        it = copied(it)
+        for _ in range(BLOCK + 50):
             for got, want in zip(told(it), defined, strict=True):
                 assert got == pytest.approx(want.told, abs=1e-12)
             take(it, defined, chance)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_reading_saving_and_loading_change_no_bit(kind: Any) -> None:
-    read, unread, chance = kind(1, WEIGHT, WORLD), kind(1, WEIGHT, WORLD), random.Random(0)
+def test_reading_saving_and_loading_change_no_bit() -> None:
+    read, unread, chance = Track(1, WEIGHT, WORLD), Track(1, WEIGHT, WORLD), random.Random(0)
     for _ in range(5 * BLOCK):
         value = torch.tensor(chance.random())
         read.take(True, [value])
         unread.take(True, [value])
         told(read)
-        read = copied(read, kind)
+        read = copied(read)
     assert told(read) == told(unread)
 
 
 def test_a_value_is_the_one_at_the_time_whatever_becomes_of_the_tensor() -> None:
-    for kind in KINDS:
-        it, loss = kind(1, WEIGHT, WORLD), torch.tensor([2.0])
-        it.take(True, [loss])
-        loss += 1
-        assert told(it) == [[2.0, 2.0, 2.0]]
+    it, loss = Track(1, WEIGHT, WORLD), torch.tensor([2.0])
+    it.take(True, [loss])
+    loss += 1
+    assert told(it) == [[2.0, 2.0, 2.0]]
 
 
-def test_only_what_is_on_the_host_is_read_at_once() -> None:
-    assert isinstance(track(1, WEIGHT, WORLD), HostTrack)
-    assert isinstance(track(1, WEIGHT, World(0, 1, 0, 1, torch.device("meta"))), DeviceTrack)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+def test_no_dtype_is_rounded_also_after_a_narrower_one(dtype: torch.dtype) -> None:
+    it, value = Track(1, 1.0, WORLD), torch.tensor(1 / 3, dtype=dtype)
+    for narrow in (torch.bfloat16, dtype):
+        it.take_one(True, value.to(narrow))
+    assert it.ema.item() == value.item()
+    assert it.last.item() == value.item()
+
+
+class _Reads(TorchDispatchMode):
+    """Fails where a value is brought from its device to Python."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        assert "_local_scalar_dense" not in str(func), "a loss was read"
+        return func(*args, **(kwargs or {}))
+
+
+def test_following_reads_nothing() -> None:
+    one, two, loss = Track(1, WEIGHT, WORLD), Track(2, WEIGHT, WORLD), torch.tensor(2.0)
+    with _Reads():
+        for _ in range(BLOCK + 1):
+            one.take_one(True, loss)
+            two.take(True, [loss, loss])
+            one.take_one(False, loss)
 
 
 def test_another_number_of_losses_is_refused() -> None:
-    for kind in KINDS:
-        with pytest.raises(CheckpointError, match=r"loss=3: this run has 2. Instead: give the loss functions"):
-            kind(2, WEIGHT, WORLD).load_state_dict(kind(3, WEIGHT, WORLD).state_dict())
+    with pytest.raises(CheckpointError, match=r"loss=3: this run has 2. Instead: give the loss functions"):
+        Track(2, WEIGHT, WORLD).load_state_dict(Track(3, WEIGHT, WORLD).state_dict())

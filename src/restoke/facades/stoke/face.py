@@ -58,6 +58,12 @@ class Stoke(Reports):
         WorldError: launcher, settings and process group contradict each other.
     """
 
+    model: Callable[..., Any]
+    """The model's output, under the precision declared."""
+    loss: Callable[..., Any]
+    """The loss, or a list of several; while the model trains, divided by the accumulation, for `backward`. It is followed on
+    the device (`step_loss`, `ema_loss`); of a model in `eval()` neither divided nor averaged. What is no scalar is refused."""
+
     def __init__(
         self,
         model: nn.Module,
@@ -98,7 +104,9 @@ class Stoke(Reports):
         self.session = session = Session(declared)
         session.prepare(model, built, schedule)
         self._module = session.parts.module
+        self.model = session.forward
         self._losses = Losses(functions, not isinstance(loss, list | tuple), session, weight)
+        self.loss = self._losses.call
         self._status = StokeStatus.of(session, batch_size)
         self._printer = Printer(None if self._status.distributed is None else session.world.rank, chosen)
         self._batch_size = batch_size
@@ -107,20 +115,6 @@ class Stoke(Reports):
         self._backward_is_due = True
         if verbose:
             self.print(repr(self._status).split("\n"))
-
-    def model(self, *args: Any, **kwargs: Any) -> Any:
-        """The model's output, under the precision declared."""
-        return self.session.forward(*args, **kwargs)
-
-    def loss(self, *args: Any, **kwargs: Any) -> Any:
-        """The loss, or a list of several; while the model trains, divided by the accumulation, for `backward`.
-
-        It is followed on the device (`step_loss`, `ema_loss`); of a model in `eval()` neither divided nor averaged.
-
-        Raises:
-            SessionError: a loss function returned no scalar tensor.
-        """
-        return self._losses.call(self._module.training, args, kwargs)
 
     def backward(self, loss: Tensor | Sequence[Tensor]) -> None:
         """Add the gradients of what `loss()` returned, or of what was made from it; several are summed, and run back once.
@@ -133,7 +127,11 @@ class Stoke(Reports):
 
     def step(self) -> Step | None:
         """End a micro-batch; the last of `grad_accum` clips, steps the optimizer and clears the gradients. None before it."""
-        return self._stepped(self.session.step())
+        step = self.session.step()
+        self._backward_is_due = True
+        if step is not None:
+            self._losses.track.begin_window()
+        return step
 
     def flush(self) -> Step | None:
         """Step the optimizer now, with the micro-batches that the window has; None if it has none. Every rank calls this."""

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from restoke import comm
 from restoke.errors import RestokeError, SessionError, SpecError
-from restoke.facades.stoke.track import track
+from restoke.facades.stoke.track import Track
 from restoke.precision import Context
 from restoke.session import Session
 
@@ -57,29 +57,38 @@ class Losses:
 
     def __init__(self, functions: list[Loss], single: bool, session: Session, weight: float) -> None:
         self.functions, self.single = functions, single
-        self.track = track(len(functions), weight, session.world)
+        self.track = Track(len(functions), weight, session.world)
         self._world, self._windows, self._divide = session.world, session.windows, session.divide
         self._accumulates = session.spec.accumulate > 1
         self._length = 1
         self._context = session.forward_context
-        self._first = _under(session.forward_context, functions[0])
-        self.call = self._one if single else self._several
-        """(training, args, kwargs) -> the loss, or the list of losses: in training each divided by the length of its window.
-        Raises SessionError where one is no scalar."""
+        self.call = self._one(session.parts.module) if single else self._several(session.parts.module)
+        """What `Stoke.loss` is."""
         for function in functions:
             if isinstance(function, nn.Module):
                 function.to(session.world.device)
 
-    def _one(self, training: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-        value = self._first(*args, **kwargs)
-        self.track.take(training, (_one_number(value),))
-        return self._share(value, training) if self._accumulates else value
+    def _one(self, module: nn.Module) -> Loss:
+        function, take = _under(self._context, self.functions[0]), self.track.take_one
 
-    def _several(self, training: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
-        with self._context():
-            values = [_one_number(function(*args, **kwargs)) for function in self.functions]
-        self.track.take(training, values)
-        return [self._share(value, training) for value in values] if self._accumulates else values
+        def loss(*args: Any, **kwargs: Any) -> Tensor:
+            value = _one_number(function(*args, **kwargs))
+            take(module.training, value)
+            return value
+
+        def share(*args: Any, **kwargs: Any) -> Tensor:
+            return self._share(loss(*args, **kwargs), module.training)
+
+        return share if self._accumulates else loss
+
+    def _several(self, module: nn.Module) -> Callable[..., list[Tensor]]:
+        def losses(*args: Any, **kwargs: Any) -> list[Tensor]:
+            with self._context():
+                values = [_one_number(function(*args, **kwargs)) for function in self.functions]
+            self.track.take(module.training, values)
+            return [self._share(value, module.training) for value in values] if self._accumulates else values
+
+        return losses
 
     def _share(self, value: Tensor, training: bool) -> Tensor:
         """The value's share of the window; it bears what it was divided by, for `undivided`."""
