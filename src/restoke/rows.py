@@ -74,5 +74,5 @@ class Case:
 
     row: Row
     facts: Facts
-    rows: Mapping[str, Row]
+    rows: Callable[[], Mapping[str, Row]]
     precisions: Mapping[str, PrecisionRow]

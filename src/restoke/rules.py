@@ -11,7 +11,7 @@ from restoke.spec import Spec
 
 
 def _supporting(case: Case, want: Callable[[Row], bool], otherwise: str) -> str:
-    names = [name for name, row in case.rows.items() if row.usable() and want(row)]
+    names = [name for name, row in case.rows().items() if row.usable() and want(row)]
     return f"strategy={' or '.join(names)}" if names else otherwise
 
 

@@ -20,7 +20,7 @@ from restoke.said import say_once
 from restoke.seeds import seed_all
 from restoke.session_loaders import Loaders
 from restoke.spec import Spec, outside_spec
-from restoke.table import PRECISIONS, check, rows
+from restoke.table import PRECISIONS, check, chosen
 from restoke.verbs import Verbs, bind, unprepared
 from restoke.windows import Windows
 from restoke.world import World, facts_here, ranks_here
@@ -62,7 +62,7 @@ class Session:
         ranks = ranks_here()
         declared, said = (spec or Spec.of(axes)).overlaid(outside_spec())
         self.spec: Spec = check(declared, facts_here(ranks))
-        row = rows()[self.spec.strategy]
+        row = self._row = chosen(self.spec)
         self.world: World = World.join(self.spec.device, ranks, row.rendezvous(self.spec), row.processes == "many")
         if said and self.world.is_main:
             say_once(f"declared outside the script: {'; '.join(said)}")
@@ -98,7 +98,7 @@ class Session:
         precision = PRECISIONS[self.spec.precision].means
         apply_passes(model, precision)
         request = Request(self.spec, self.world, model, optimizer, precision, self.scaler)
-        parts: Parts = rows()[self.spec.strategy].load()(request)
+        parts: Parts = self._row.load()(request)
         self._parts = parts
         self.scaler = parts.stepper.scaler
         self.forward_context = parts.stepper.forward_context

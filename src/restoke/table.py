@@ -98,6 +98,14 @@ def rows() -> dict[str, Row]:
     return table
 
 
+_OWN = {row.name: row for row in BUILT_IN}
+
+
+def row_of(name: str) -> Row | None:
+    """The strategy of this name. Other packages are asked only for names that are not restoke's own."""
+    return _OWN.get(name) or rows().get(name)
+
+
 def _third_party(plugin: Plugin) -> Row:
     if isinstance(plugin.value, Row):
         return attrs.evolve(plugin.value, package=plugin.package)
@@ -112,7 +120,7 @@ def resolve(spec: Spec, facts: Facts) -> Spec:
         kind = "many" if facts.launched or facts.processes > 1 else "one"
         spec = attrs.evolve(spec, strategy=next(row.name for row in BUILT_IN if row.auto and row.processes == kind))
     if spec.device == "auto":
-        row = rows().get(spec.strategy)
+        row = row_of(spec.strategy)
         usable = [name for name in facts.devices if row is None or name in row.devices]
         spec = attrs.evolve(spec, device=usable[0] if usable else "cpu")
     return spec
@@ -121,12 +129,19 @@ def resolve(spec: Spec, facts: Facts) -> Spec:
 def problems(spec: Spec, facts: Facts) -> list[Problem]:
     """Every reason why this spec cannot run there; empty if it can. `auto` is resolved first."""
     spec = resolve(spec, facts)
-    row = rows().get(spec.strategy)
+    row = row_of(spec.strategy)
     if row is None:
         row = Row(name=spec.strategy, refused="there is no such strategy", instead=nearest(spec.strategy, usable()))
-    case = Case(row, facts, rows(), PRECISIONS)
+    case = Case(row, facts, rows, PRECISIONS)
     found = [problem for rule in RULES for problem in rule(spec, case)]
     return found + [problem for rule in row.rules for problem in rule(spec, facts)]
+
+
+def chosen(spec: Spec) -> Row:
+    """The row of a spec that was checked."""
+    row = row_of(spec.strategy)
+    assert row is not None
+    return row
 
 
 def usable() -> list[str]:

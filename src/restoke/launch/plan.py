@@ -18,7 +18,7 @@ from restoke.launch.job import LOGS, Job, Nodes, Target
 from restoke.launch.machine import machine
 from restoke.rows import Row
 from restoke.spec import Spec
-from restoke.table import check, rows
+from restoke.table import check, row_of
 
 
 def overlay(*mappings: Mapping[str, Any]) -> dict[str, Any]:
@@ -66,7 +66,7 @@ def place(outside: Mapping[str, Any], nodes: Nodes) -> tuple[Spec, Facts]:
     """The resolved spec, and the facts that it was judged by. Raises as `plan` does."""
     check_nodes(nodes)
     spec = Spec.of(outside, "what was declared")
-    row = rows().get(spec.strategy)
+    row = row_of(spec.strategy)
     wants_agent = nodes.count > 1 or (spec.processes or 0) > 1 or (row is not None and row.processes == "many" and row.usable())
     here = machine(spec.device, torch_comes=wants_agent)
     processes = count(spec, row, here, nodes)

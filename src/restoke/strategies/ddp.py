@@ -77,7 +77,8 @@ def _watched(ddp: DistributedDataParallel, stepper: Stepper, reduce_grads: Calla
     """DDP reduces in the first backward after a forward and leaves a second one local, without a word: that one is averaged
     before the step. (An average of averages is itself, so nothing counts twice.)"""
     fresh, local = [False], [False]
-    forward, grads_on = ddp.forward, torch.is_grad_enabled
+    forward: Callable[..., Any] = ddp.forward
+    grads_on = torch.is_grad_enabled
 
     def noting(*args: Any, **kwargs: Any) -> Any:
         if grads_on():

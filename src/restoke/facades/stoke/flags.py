@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from enum import Enum
 from typing import Any, NamedTuple
 
@@ -10,7 +10,7 @@ from restoke.configs import ClipGradConfig, DistributedOptions, FP16Options
 from restoke.configs.validate import flag, one_of
 from restoke.errors import Problem, SpecError
 from restoke.spec import Clip, Spec
-from restoke.table import PRECISIONS, rows
+from restoke.table import PRECISIONS, chosen, row_of
 
 
 class Placement(NamedTuple):
@@ -38,7 +38,7 @@ WORDS = {option: precision for precision, option in FP16.items()} | dict.fromkey
 APEX = (FP16Options.apex_O1, FP16Options.apex_O2)
 
 
-def _option(kind: type[Enum], value: Any, axis: str, word: str, known: Iterable[str]) -> str | None:
+def _option(kind: type[Enum], value: Any, axis: str, word: str, known: Callable[[str], Any]) -> str | None:
     """The value that a member or its value says. Of a name that is none of Stoke's but restoke's own, the refusal knows where
     it belongs."""
     if value is None:
@@ -47,7 +47,7 @@ def _option(kind: type[Enum], value: Any, axis: str, word: str, known: Iterable[
         return str(one_of(kind)(value, axis))
     except SpecError as error:
         name = str(value.value if isinstance(value, Enum) else value)
-        if name not in known:
+        if not known(name):
             raise
         raise SpecError.of(axis, value, "Stoke has no such option", f"{word}={name!r}") from error
 
@@ -93,8 +93,8 @@ def read_flags(
     gpu: Any, fp16: Any, distributed: Any, oss: Any, sddp: Any, fsdp: Any, grad_clip: Any = None, configs: Any = None
 ) -> Flags:
     """The flags as they were given, members or values. Raises SpecError: one is none of its option's, or of the wrong type."""
-    mixed = _option(FP16Options, fp16, "fp16", "precision", PRECISIONS)
-    spread = _option(DistributedOptions, distributed, "distributed", "strategy", rows())
+    mixed = _option(FP16Options, fp16, "fp16", "precision", PRECISIONS.get)
+    spread = _option(DistributedOptions, distributed, "distributed", "strategy", row_of)
     return Flags(
         flag(gpu, "gpu"),
         None if mixed is None else FP16Options(mixed),
@@ -171,7 +171,7 @@ def problems(flags: Flags) -> Iterator[Problem]:
 
 def placement_of(spec: Spec) -> Placement:
     """The flags that a resolved spec's strategy would be called by; one that Stoke never had is called by its own name."""
-    own = spec.strategy if rows()[spec.strategy].processes == "many" else None
+    own = spec.strategy if chosen(spec).processes == "many" else None
     return STRATEGIES.get(spec.strategy) or Placement(distributed=own)
 
 
