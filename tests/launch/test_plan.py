@@ -13,6 +13,7 @@ from restoke.facts import Facts
 from restoke.launch import plan as planning
 from restoke.launch.job import Nodes, Target
 from restoke.launch.plan import overlay, plan
+from restoke.table import rows
 
 CPU = Facts()
 GPUS = Facts(devices=("cuda", "cpu"), accelerators=4, capability=(9, 0), backends=("gloo", "nccl"))
@@ -81,7 +82,7 @@ def test_every_problem_is_named_at_once(here: Any) -> None:
 
 
 def test_a_refused_strategy_is_refused_for_its_own_reason(here: Any) -> None:
-    refused = [name for name, row in planning.rows().items() if row.refused and row.processes == "many"]
+    refused = [name for name, row in rows().items() if row.refused and row.processes == "many"]
     for name in refused:
         with pytest.raises(SpecError, match="strategy="):
             planned(strategy=name)
