@@ -135,6 +135,11 @@ def test_two_sessions_share_a_scaler_where_one_backward_serves_both() -> None:
     assert one.scaler.torch.get_scale() == 4.0
 
 
+def test_a_scaler_where_nothing_is_scaled_is_refused() -> None:
+    with pytest.raises(SpecError, match="bf16 scales no loss"):
+        Session(precision="bf16", scaler=prepared(precision="fp16").scaler)
+
+
 def test_the_seed_makes_initialisation_and_dropout_repeat() -> None:
     def numbers(seed: int | None) -> tuple[torch.Tensor, torch.Tensor]:
         session = Session(seed=seed)
