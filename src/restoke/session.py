@@ -68,7 +68,7 @@ class Session:
             say_once(f"declared outside the script: {'; '.join(said)}")
         precision = PRECISIONS[self.spec.precision].means
         if scaler is not None and not precision.scaled:
-            raise SpecError.of("scaler", "another session's", f"{self.spec.precision} scales no loss", "precision=fp16, or none")
+            raise SpecError.of("scaler", "given", f"{self.spec.precision} scales no loss", "precision=fp16, or none")
         self.scaler = scaler or loss_scaler(precision, self.world.device, self.spec.setting(AMPConfig))
         self.windows = Windows(self.spec.accumulate)
         self.steps = 0  # optimizer steps taken
