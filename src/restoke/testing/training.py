@@ -103,13 +103,16 @@ class Bare:
     def finish(self) -> None:
         if self.case.spec.clip is not None:
             self.scaler.unscale_(self.optimizer)
-            _clip(self.module, self.case.spec.clip)
+            clip_gradients(self.module, self.case.spec.clip)
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad()
 
 
-def _clip(module: nn.Module, clip: Clip) -> None:
+def clip_gradients(module: nn.Module, clip: Clip | None) -> None:
+    """As bare PyTorch does it."""
+    if clip is None:
+        return
     if isinstance(clip, ClipGradConfig):
         nn.utils.clip_grad_value_(module.parameters(), clip.clip_value)
     else:
@@ -130,8 +133,7 @@ def by_one_big_batch(case: Case, steps: int = STEPS) -> dict[str, Any]:
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
     for x, y in example.batches(steps, SIZE):
         example.loss(module(x), y).backward()  # type: ignore[no-untyped-call]
-        if case.spec.clip is not None:
-            _clip(module, case.spec.clip)
+        clip_gradients(module, case.spec.clip)
         optimizer.step()
         optimizer.zero_grad()
     return weights(module)
