@@ -136,3 +136,62 @@ def test_an_fp32_checkpoint_begins_a_new_scale_and_says_so(tmp_path: Path, capsy
     trained(mlp()).save(tmp_path)
     trained(mlp(), precision="fp16").load(tmp_path)
     assert "no loss scale" in capsys.readouterr().err
+
+
+class Counter(nn.Module):
+    """Keeps a tensor beside its buffers, each in one of torch's two ways."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.linear, self.way, self.count = nn.Linear(2, 1), way, torch.zeros(())
+
+    def forward(self, x: torch.Tensor) -> Any:
+        self.count = self.count + 1
+        return self.linear(x)
+
+    def get_extra_state(self) -> Any:
+        return self.count.clone() if self.way == "extra" else None
+
+    def set_extra_state(self, state: Any) -> None:
+        self.count = self.count if state is None else state
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if self.way == "own":
+            destination[f"{prefix}count"] = self.count.clone()
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *more: Any) -> None:
+        self.count = state_dict.pop(f"{prefix}count", self.count)
+        super()._load_from_state_dict(state_dict, prefix, *more)
+
+
+@pytest.mark.parametrize("way", ["extra", "own"])
+def test_a_tensor_that_a_module_makes_for_its_state_comes_back_through_the_module(way: str, tmp_path: Path) -> None:
+    one, two = trained(Counter(way)), trained(Counter(way))
+    step(one)
+    step(one)
+    one.save(tmp_path)
+    two.load(tmp_path)
+    assert two.parts.module.count == 2
+    assert all(torch.equal(a, b) for a, b in zip(one.parts.module.parameters(), two.parts.module.parameters(), strict=True))
+
+
+def test_state_that_is_wider_than_its_parameter_stays_so(tmp_path: Path) -> None:
+    nadam = OptimizerSpec(torch.optim.NAdam, {"lr": 0.1})
+    one, two = (trained(mlp(), nadam, precision="bf16-true") for _ in range(2))
+    for _ in range(3):
+        one.backward(one.forward(torch.ones(2, 2, dtype=torch.bfloat16)).square().sum())
+        one.step()
+    one.save(tmp_path)
+    two.load(tmp_path)
+    for mine, theirs in zip(one.parts.optimizer.state.values(), two.parts.optimizer.state.values(), strict=True):
+        assert mine["mu_product"].dtype is theirs["mu_product"].dtype is torch.float32
+        assert torch.equal(mine["mu_product"], theirs["mu_product"])
+
+
+def test_an_optimizer_with_parameters_of_no_model_is_refused_when_it_is_saved(tmp_path: Path) -> None:
+    def more(parameters: Any) -> torch.optim.Optimizer:
+        return torch.optim.SGD([*parameters, nn.Parameter(torch.ones(1))], lr=0.1)
+
+    with pytest.raises(CheckpointError, match="1 of its parameters are none of the model's"):
+        trained(mlp(), OptimizerSpec(more)).save(tmp_path)

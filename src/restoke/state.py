@@ -61,21 +61,31 @@ class TorchState:
         }
         left = _compare(set(mine), set(theirs) | set(renamed), set(aliases), strict)
         sources = {name: key for name, key in (renamed | theirs).items() if name in mine}
-        for name, key in sources.items():
+        held = {id(tensor) for tensor in (*self._module.parameters(), *self._module.buffers())}
+        own = {name: key for name, key in sources.items() if id(mine[name]) in held}
+        for name, key in own.items():
             check_fits(name, mine[name], saved.shape(key), saved.dtype(key))
         with torch.no_grad():
-            for name, key in sources.items():
+            for name, key in own.items():
                 mine[name].copy_(saved.read(key))
-        if extra:
-            kept = saved.values.get("model", {}).get("extra", {})
-            self._module.load_state_dict({name: kept[name] for name in extra if name in kept}, strict=False)
+        kept = saved.values.get("model", {}).get("extra", {})
+        made = {name: saved.read(key) for name, key in sources.items() if name not in own}
+        self._hand_over(made | {name: kept[name] for name in extra if name in kept})
         return left
+
+    def _hand_over(self, made: dict[str, Any]) -> None:
+        """What modules made for their state (`get_extra_state`, or a `state_dict` of their own), only they can take back."""
+        if made:
+            whole = self._module.state_dict()
+            given = {name: made.get(name.replace(COMPILED, ""), value) for name, value in whole.items()}
+            self._module.load_state_dict(given, strict=False)
 
     def _names(self) -> dict[int, str]:
         return {id(p): name.replace(COMPILED, "") for name, p in self._module.named_parameters()}
 
     def _capture_optimizer(self, captured: Captured) -> None:
         names = self._names()
+        self._refuse_foreign(names)
         fields: dict[str, dict[str, Any]] = {}
         for parameter, state in self._optimizer.state.items():
             name = names[id(parameter)]
@@ -86,6 +96,12 @@ class TorchState:
                     fields.setdefault(name, {})[key] = value
         groups = [{**group, "params": [names[id(p)] for p in group["params"]]} for group in self._optimizer.param_groups]
         captured.values["optimizer"] = {"groups": groups, "fields": fields, "class": type(self._optimizer).__name__}
+
+    def _refuse_foreign(self, names: dict[int, str]) -> None:
+        foreign = sum(id(p) not in names for group in self._optimizer.param_groups for p in group["params"])
+        if foreign:
+            why = f"{foreign} of its parameters are none of the model's, and have no name to be saved by"
+            raise CheckpointError.of("optimizer", type(self._optimizer).__name__, why, "make them parameters of the model")
 
     def _restore_optimizer(self, saved: Saved) -> None:
         names = self._names()
@@ -110,6 +126,7 @@ class TorchState:
                 name, _, entry = key.removeprefix("optimizer/").rpartition("/")
                 state.setdefault(index[name], {})[entry] = saved.read(key)
         self._load(state, theirs["groups"], index)
+        self._keep_dtypes(state, index, saved)
 
     def _load(self, state: dict[int, dict[str, Any]], groups: list[dict[str, Any]], index: dict[str, int]) -> None:
         """Through torch's own loader, which places and casts. Options that the checkpoint lacks keep their values."""
@@ -118,6 +135,19 @@ class TorchState:
             for mine, theirs in zip(self._optimizer.param_groups, groups, strict=True)
         ]
         self._optimizer.load_state_dict({"state": state, "param_groups": merged})
+
+    def _keep_dtypes(self, state: dict[int, dict[str, Any]], index: dict[str, int], saved: Saved) -> None:
+        """torch's loader casts state to the parameter's dtype: what was wider is put back, where no dtype changed."""
+        parameters = [p for group in self._optimizer.param_groups for p in group["params"]]
+        dtypes = {key: saved.dtype(key) for key in saved.keys() if key.startswith("model/")}  # noqa: SIM118
+        for name, i in index.items():
+            p = parameters[i]
+            if dtypes.get(f"model/{name}") != p.dtype:
+                continue
+            for entry, value in state.get(i, {}).items():
+                now = self._optimizer.state[p][entry]
+                if isinstance(value, Tensor) and now.dtype != value.dtype:
+                    self._optimizer.state[p][entry] = value.to(now.device)
 
 
 def check_fits(name: str, mine: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
