@@ -229,3 +229,18 @@ def test_a_sessions_loader_ends_its_windows_and_is_saved_with_its_place(tmp_path
     assert all(map(torch.equal, seen[3:], [micro_step(resumed, x) for (x,) in loader]))
     for a, b in zip(straight.parts.module.parameters(), resumed.parts.module.parameters(), strict=True):
         assert torch.equal(a, b)
+
+
+def test_parameters_that_are_unfrozen_later_are_clipped_too() -> None:
+    model = net()
+    model.requires_grad_(False)
+    model.bias.requires_grad_(True)
+    session = Session(clip=0.001, accumulate=2)
+    session.prepare(model, OptimizerSpec(torch.optim.SGD, {"lr": 1.0}))
+    model.requires_grad_(True)
+    before = [p.detach().clone() for p in model.parameters()]
+    for _ in range(2):
+        session.backward(one_loss(session, 100.0))
+        session.step()
+    moved = torch.cat([(p - old).flatten() for p, old in zip(model.parameters(), before, strict=True)])
+    assert moved.norm().item() == pytest.approx(0.001, rel=1e-3)

@@ -70,3 +70,15 @@ def test_without_a_loader_a_window_carries_over_the_epoch() -> None:
     windows.begin("other")
     windows.end("other")
     assert windows.done == 2
+
+
+def test_a_loader_that_is_held_half_way_no_longer_decides() -> None:
+    windows = Windows(2)
+    windows.begin("train")
+    windows.batch("train", 9, last=False)
+    windows.begin("validate")
+    windows.batch("validate", 1, last=True)
+    windows.batch("train", 8, last=False)
+    assert (windows.length, windows.ending) == (2, False)
+    windows.end("validate")
+    assert (windows.length, windows.ending) == (2, False)

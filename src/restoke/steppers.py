@@ -20,7 +20,7 @@ def torch_stepper(
     module: nn.Module, optimizer: Optimizer, precision: Precision, device: torch.device, scaler: LossScaler | None
 ) -> Stepper:
     """The steps of bare PyTorch for a model whose gradients are whole tensors, already averaged over the ranks."""
-    parameters = [p for p in module.parameters() if p.requires_grad]
+    parameters = list(module.parameters())  # frozen ones too, since a script may unfreeze them later
     matmul = matmul_context(precision)
     backward = _plain_backward if precision.matmul is None else _backward_under(matmul)
 

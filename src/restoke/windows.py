@@ -34,12 +34,14 @@ class Windows:
         self._loaders.append((loader, None, False))
 
     def batch(self, loader: Any, remaining: int | None, last: bool) -> None:
-        """A loader hands out a batch; `remaining` counts it and those after it, where that is known."""
-        position = next((i for i, entry in enumerate(self._loaders) if entry[0] is loader), None)
-        if position is not None:
-            self._loaders[position] = (loader, remaining, last)
-            if position == len(self._loaders) - 1:
-                self._follow(remaining, last)
+        """A loader hands out a batch; `remaining` counts it and those after it, where that is known.
+
+        It is the one that is followed from here on: another that was left half-way, and is still held, counts no more.
+        """
+        others = [entry for entry in self._loaders if entry[0] is not loader]
+        if len(others) < len(self._loaders):
+            self._loaders = [*others, (loader, remaining, last)]
+            self._follow(remaining, last)
 
     def end(self, loader: Any) -> None:
         """A loader's epoch is over, or was left."""
