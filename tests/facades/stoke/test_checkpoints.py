@@ -108,11 +108,13 @@ def test_a_folder_is_made_unless_that_is_forbidden(tmp_path: Path) -> None:
     it.save(tmp_path / "new" / "er", name="again", create_directory=False)
 
 
-def test_between_backward_and_step_nothing_can_be_saved(tmp_path: Path) -> None:
+def test_between_backward_and_step_nothing_can_be_saved_or_flushed(tmp_path: Path) -> None:
     it, (x, y) = stoke(), batches(1)[0]
     it.backward(it.loss(it.model(x), y))
     with pytest.raises(SessionError, match="it would lose the gradients of this micro-batch"):
         it.save(tmp_path)
+    with pytest.raises(SessionError, match="flush after step"):
+        it.flush()
     it.step()
     it.save(tmp_path)
     it.backward(it.loss(it.model(x), y))

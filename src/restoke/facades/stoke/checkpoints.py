@@ -61,8 +61,8 @@ def load_stoke(session: Session, progress: Progress, path: Path, strict: bool) -
     return extras
 
 
-def refuse_between(backward_is_due: bool) -> None:
-    """Raises SessionError between `backward` and `step`, where a checkpoint would lack a micro-batch."""
+def refuse_between(backward_is_due: bool, verb: str) -> None:
+    """Raises SessionError between `backward` and `step`: a checkpoint would lack this micro-batch, a flush not count it."""
     if not backward_is_due:
         why = "it would lose the gradients of this micro-batch, which step() has not seen"
-        raise SessionError.of("save", "between backward and step", why, "save after step()")
+        raise SessionError.of(verb, "between backward and step", why, f"{verb} after step()")

@@ -134,7 +134,12 @@ class Stoke(Reports):
         return step
 
     def flush(self) -> Step | None:
-        """Step the optimizer now, with the micro-batches that the window has; None if it has none. Every rank calls this."""
+        """Step the optimizer now, with the micro-batches that the window has; None if it has none. Every rank calls this.
+
+        Raises:
+            SessionError: called between `backward` and `step`.
+        """
+        refuse_between(self._backward_is_due, "flush")
         return self._stepped(self.session.flush())
 
     def _stepped(self, step: Step | None) -> Step | None:
@@ -197,7 +202,7 @@ class Stoke(Reports):
             SessionError: called between `backward` and `step`.
             CheckpointError: it cannot be written; what was saved before is untouched.
         """
-        refuse_between(self._backward_is_due)
+        refuse_between(self._backward_is_due, "save")
         ending = "" if extension is None else f".{extension}"
         return save(self.session, path, f"stoke-{name}-backward-step-{self.backward_steps}{ending}", create_directory, extras)
 
