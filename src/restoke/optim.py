@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any, final
@@ -11,6 +12,20 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from restoke.errors import SpecError
+
+
+def _keywords(value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise SpecError.of("optimizer_kwargs", value, "it is not a mapping of keywords", "{'lr': 0.1}")
+    return value
+
+
+def _groups(value: Any) -> tuple[Mapping[str, Any], ...]:
+    several = isinstance(value, Iterable) and not isinstance(value, str | Mapping)
+    groups = tuple(value) if several else (value,)
+    if not several or not all(isinstance(group, Mapping) for group in groups):
+        raise SpecError.of("groups", value, "it is not a list of mappings", "[{'params': '*.bias', 'weight_decay': 0.0}]")
+    return groups
 
 
 @final
@@ -23,26 +38,30 @@ class OptimizerSpec:
     """
 
     cls: Callable[..., Optimizer]
-    kwargs: Mapping[str, Any] = field(factory=dict)
-    groups: tuple[Mapping[str, Any], ...] = field(default=(), converter=tuple)
+    kwargs: Mapping[str, Any] = field(factory=dict, converter=_keywords)
+    groups: tuple[Mapping[str, Any], ...] = field(default=(), converter=_groups)
 
     def build(self, named: Iterable[tuple[str, Parameter]]) -> Optimizer:
         """The optimizer over these, in their order. Raises SpecError: a pattern names none, or it cannot be built."""
         named = list(named)
         parameters = self._grouped(named) if self.groups else [p for _, p in named]
+        name = getattr(self.cls, "__name__", str(self.cls))
         try:
-            return self.cls(parameters, **self.kwargs)
-        except (TypeError, ValueError) as error:
-            name = getattr(self.cls, "__name__", str(self.cls))
+            optimizer = self.cls(parameters, **self.kwargs)
+        except (TypeError, ValueError, RuntimeError) as error:
             raise SpecError.of(
                 "optimizer_kwargs", dict(self.kwargs), f"{name} refuses them ({error})", "see its signature"
             ) from error
+        if needed := required(optimizer.step):
+            why = f"its step needs {', '.join(needed)}, to run the model again: a micro-batch has one forward and one backward"
+            raise SpecError.of("optimizer", name, why, "an optimizer whose step() needs nothing")
+        return optimizer
 
     def _grouped(self, named: list[tuple[str, Parameter]]) -> list[dict[str, Any]]:
         left, groups = dict(named), []
         for options in self.groups:
             patterns = options.get("params", ())
-            patterns = (patterns,) if isinstance(patterns, str) else tuple(patterns)
+            patterns = (patterns,) if isinstance(patterns, str) else tuple(patterns) if isinstance(patterns, Iterable) else ()
             taken = [name for name in left if any(fnmatchcase(name, pattern) for pattern in patterns)]
             if not taken:
                 names = ", ".join(name for name, _ in named[:4])
@@ -51,3 +70,21 @@ class OptimizerSpec:
                 )
             groups.append({**options, "params": [left.pop(name) for name in taken]})
         return [*groups, {"params": list(left.values())}] if left else groups
+
+
+def build_scheduler(make: Callable[[Optimizer], Any], optimizer: Optimizer) -> Any:
+    """The scheduler on this optimizer. Raises SpecError: it cannot be made so, or cannot step by itself."""
+    if not callable(make):
+        raise SpecError.of("scheduler", make, "it is no function of the optimizer", "lambda optimizer: StepLR(optimizer, 10)")
+    scheduler = make(optimizer)
+    if needed := required(scheduler.step):
+        name = type(scheduler).__name__
+        why = f"its step needs {', '.join(needed)}, which an optimizer step does not know"
+        raise SpecError.of("scheduler", name, why, "build it on session.parts.optimizer, and step it where you measure")
+    return scheduler
+
+
+def required(function: Callable[..., Any]) -> list[str]:
+    """The positional parameters that a call cannot leave out."""
+    parameters = inspect.signature(function).parameters.values()
+    return [p.name for p in parameters if p.default is p.empty and p.kind <= p.POSITIONAL_OR_KEYWORD]

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from restoke.configs import AMPConfig
 from restoke.errors import SessionError, SpecError
-from restoke.optim import OptimizerSpec
+from restoke.optim import OptimizerSpec, build_scheduler
 from restoke.parts import Parts, Request, Step
 from restoke.passes import apply_passes
 from restoke.precision import LossScaler, loss_scaler
@@ -59,6 +59,8 @@ class Session:
     def __init__(self, spec: Spec | None = None, *, scaler: LossScaler | None = None, **axes: Any) -> None:
         if spec is not None and axes:
             raise SpecError.of(next(iter(axes)), next(iter(axes.values())), "a spec was given as well", "one of the two")
+        if spec is not None and not isinstance(spec, Spec):
+            raise SpecError.of("spec", spec, "it is no Spec", "Spec.read(path), Spec.of(mapping), or its fields as keywords")
         ranks = ranks_here()
         declared, said = (spec or Spec.of(axes)).overlaid(outside_spec())
         self.spec: Spec = check(declared, facts_here(ranks))
@@ -97,6 +99,15 @@ class Session:
         """
         if self._parts is not None:
             raise SessionError.of("prepare", type(model).__name__, "this session has a model already", "a second Session")
+        if not isinstance(model, nn.Module):
+            raise SpecError.of("model", type(model).__name__, "it is no torch.nn.Module", "an instance of your nn.Module")
+        if not isinstance(optimizer, OptimizerSpec):
+            raise SpecError.of(
+                "optimizer",
+                type(optimizer).__name__,
+                "it is built here, on the placed and wrapped model",
+                "OptimizerSpec(SGD, {...})",
+            )
         precision = PRECISIONS[self.spec.precision].means
         apply_passes(model, precision)
         request = Request(self.spec, self.world, model, optimizer, precision, self.scaler)
@@ -105,7 +116,7 @@ class Session:
         self.scaler = parts.stepper.scaler
         self.forward_context = parts.stepper.forward_context
         if scheduler is not None:
-            self.schedulers.append(scheduler(parts.optimizer))
+            self.schedulers.append(build_scheduler(scheduler, parts.optimizer))
         self._take(bind(self, parts))
         if self.spec.seed is not None:
             seed_all(self.spec.seed, 1 + self.world.data_rank)
@@ -149,6 +160,9 @@ class Session:
         """Save and load this object too: its `state_dict` must hold plain values and tensors."""
         if name in self.registered:
             raise SessionError.of("register", name, "something is registered by this name", "another name")
+        if not all(callable(getattr(thing, method, None)) for method in ("state_dict", "load_state_dict")):
+            why = f"a {type(thing).__name__} lacks state_dict or load_state_dict"
+            raise SessionError.of("register", name, why, "an object that has both, or extras= of save")
         self.registered[name] = thing
 
     def save(

@@ -63,6 +63,8 @@ def restore(session: Session, saved: checkpoint.Opened, strict: bool) -> dict[st
 
 def save(session: Session, folder: Path, tag: str, extras: Mapping[str, Any], keep: int | None) -> str:
     """Write the session's checkpoint; returns its tag."""
+    if not isinstance(extras, Mapping):
+        raise CheckpointError.of("extras", type(extras).__name__, "it is not a mapping of names to values", "{'epoch': 3}")
     meta = {"spec": session.spec.declared(), "steps": session.steps, "torch": str(torch.__version__)}
     return checkpoint.write(folder, tag, capture(session, extras), session.world, meta=meta, keep=keep).name
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NotRequired, TypedDict
 
 from torch.optim import Optimizer
 
 from restoke.errors import SpecError, nearest
-from restoke.optim import OptimizerSpec
+from restoke.optim import OptimizerSpec, required
 
 
 class StokeOptimizer(TypedDict):
@@ -64,9 +63,7 @@ def read_scheduler(given: Any) -> Callable[[Optimizer], Any] | None:
 
 
 def _refuse_metrics(scheduler: Any, name: str) -> None:
-    parameters = inspect.signature(scheduler.step).parameters.values()
-    needed = [p.name for p in parameters if p.default is p.empty and p.kind <= p.POSITIONAL_OR_KEYWORD]
-    if needed:
+    if needed := required(scheduler.step):
         why = f"its step needs {', '.join(needed)}, which an optimizer step does not know"
         instead = f"scheduler = {name}(stoke.optimizer), and scheduler.step(...) where you measure"
         raise SpecError.of("scheduler", name, why, instead)
