@@ -83,6 +83,7 @@ def test_the_rendezvous_may_be_given_by_hand() -> None:
         (TORCHRUN | {"RANK": "-1"}, "RANK"),
         (TORCHRUN | {"WORLD_SIZE": "two"}, "WORLD_SIZE"),
         (TORCHRUN | {"MASTER_PORT": "x"}, "MASTER_PORT"),
+        (TORCHRUN | {"MASTER_PORT": "0"}, "MASTER_PORT"),
         (OPENMPI | {"RANK": "0", "WORLD_SIZE": "1", "MASTER_PORT": "1"}, "WORLD_SIZE"),
         (OPENMPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, "MASTER_ADDR"),
     ],

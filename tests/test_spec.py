@@ -59,6 +59,8 @@ def test_clipping_may_be_written_in_several_ways(written: object, means: object)
     [
         ({"stratgy": "ddp"}, "stratgy", "did you mean 'strategy'"),
         ({"accumulate": "four"}, "accumulate", "give an integer"),
+        ({"accumulate": "--5"}, "accumulate", "give an integer"),
+        ({"seed": "\N{SUPERSCRIPT TWO}"}, "seed", "give an integer"),
         ({"accumulate": True}, "accumulate", "give an integer"),
         ({"accumulate": 1.5}, "accumulate", "give an integer"),
         ({"clip": "hard"}, "clip", "clip=1.0"),

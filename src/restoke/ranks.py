@@ -117,7 +117,11 @@ def _master(launcher: Launcher, environ: Mapping[str, str], one_node: bool) -> t
     if port is None:
         shared = "/".join(environ.get(name, "") for name in launcher.rendezvous)
         return addr, 20000 + zlib.crc32(shared.encode()) % 10000  # below the ports that the system hands out by itself
-    return addr, _number(environ, "MASTER_PORT")
+    number = _number(environ, "MASTER_PORT")
+    if number == 0:
+        why = "the ranks cannot meet at a port that only one of them knows, and would wait for each other"
+        raise WorldError.of("MASTER_PORT", 0, why, "torchrun --standalone, which finds a free one, or a number")
+    return addr, number
 
 
 def _derived_addr(launcher: Launcher, environ: Mapping[str, str], one_node: bool) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Self, TypeVar, cast
@@ -37,7 +38,8 @@ def _name(value: Any) -> str:
 
 
 def _count(value: Any, axis: attrs.Attribute[Any]) -> int:
-    if isinstance(value, bool) or not (isinstance(value, int) or (isinstance(value, str) and value.lstrip("-").isdigit())):
+    digits = isinstance(value, str) and re.fullmatch(r"-?[0-9]{1,20}", value)
+    if isinstance(value, bool) or not (isinstance(value, int) or digits):
         raise SpecError.of(axis.name, value, "it is not a whole number", "give an integer")
     return int(value)
 

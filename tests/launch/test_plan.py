@@ -125,6 +125,7 @@ def test_nodes_that_could_not_meet_are_refused(nodes: Nodes, axis: str, here: An
         (Target("trian.py"), "did you mean 'train.py'"),
         (Target("nowhere/x.py"), "no such file"),
         (Target("package"), "it is a directory"),
+        (Target("x" * 300 + ".py"), "it cannot be read"),
         (Target("no_such_module.part", is_module=True), "there is no module 'no_such_module'"),
     ],
 )

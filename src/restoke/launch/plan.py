@@ -112,6 +112,13 @@ def check_target(target: Target) -> None:
             raise LaunchError.of("-m", target.name, f"there is no module {top!r}", "one that is installed or in this directory")
         return
     path = Path(target.name)
+    try:
+        path.stat()
+    except FileNotFoundError:
+        pass  # is told below
+    except (OSError, ValueError) as error:
+        why = f"it cannot be read ({error})"
+        raise LaunchError.of("script", target.name, why, "the path of a Python script") from error
     if path.is_dir():
         raise LaunchError.of("script", target.name, "it is a directory", "the path of a Python script, or -m MODULE")
     if not path.is_file():
