@@ -236,3 +236,23 @@ def test_communication_hooks_keep_the_ranks_together(hook: str) -> None:
 
 def hooked_plain() -> dict[str, Any]:
     return hooked("tests.test_distributed:allreduce_hook")
+
+
+def unfrozen_later(clip: float | None) -> list[Any]:
+    session = Session(strategy="ddp", accumulate=2, clip=clip)
+    model = net(5)
+    model[0].requires_grad_(False)
+    session.prepare(model, SGD)
+    session.backward(session.forward(share(session)).square().mean())
+    session.step()
+    model[0].requires_grad_(True)
+    for rows in share(session).split(1)[:3]:
+        session.backward(session.forward(rows).square().mean())
+        session.step()
+    return gather_json([p.tolist() for p in model.parameters()], session.world)
+
+
+@pytest.mark.parametrize("clip", [None, 0.1])
+def test_parameters_that_are_unfrozen_later_stay_alike_on_all_ranks(clip: float | None) -> None:
+    one, two = ranks.run(2, unfrozen_later, clip)[0]
+    assert one == two

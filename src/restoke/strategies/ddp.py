@@ -37,8 +37,15 @@ def prepare(request: Request) -> Parts:
     def reduce_grads() -> None:
         _average(list(model.parameters()), world)
 
+    frozen = [p for p in model.parameters() if not p.requires_grad]
+
+    def reduce_late() -> None:
+        # DDP knows those alone that were trained when it wrapped the model
+        if late := [p for p in frozen if p.requires_grad]:
+            _average(late, world)
+
     stepper = torch_stepper(model, optimizer, request.precision, world.device, request.scaler)
-    stepper = _watched(ddp, stepper, reduce_grads)
+    stepper = _watched(ddp, stepper, reduce_grads, reduce_late)
     state = TorchState(model, optimizer, world.rank)
     sync = set_grad_sync if config.no_sync else _always_in_sync
     return Parts(ddp, model, optimizer, stepper, state, sync, reduce_grads, not config.broadcast_buffers)
@@ -73,10 +80,13 @@ def _always_in_sync(on: bool) -> None:
     """DDPConfig(no_sync=False): every backward reduces, as DDP does by itself."""
 
 
-def _watched(ddp: DistributedDataParallel, stepper: Stepper, reduce_grads: Callable[[], None]) -> Stepper:
+def _watched(
+    ddp: DistributedDataParallel, stepper: Stepper, reduce_grads: Callable[[], None], reduce_late: Callable[[], None]
+) -> Stepper:
     """DDP reduces in the first backward after a forward and leaves a second one local, without a word: that one is averaged
-    before the step. (An average of averages is itself, so nothing counts twice.)"""
-    fresh, local = [False], [False]
+    before the step, and so are parameters that were unfrozen later. (An average of averages is itself: nothing counts twice.)
+    """
+    fresh, local, settled = [False], [False], [False]
     forward: Callable[..., Any] = ddp.forward
     grads_on = torch.is_grad_enabled
 
@@ -93,9 +103,10 @@ def _watched(ddp: DistributedDataParallel, stepper: Stepper, reduce_grads: Calla
         stepper.backward(loss)
 
     def settle() -> None:
-        if local[0]:
-            reduce_grads()
-            local[0] = False
+        if settled[0]:
+            return
+        (reduce_grads if local[0] else reduce_late)()
+        local[0], settled[0] = False, True
 
     def clip(how: Any) -> Tensor | None:
         settle()
@@ -103,6 +114,7 @@ def _watched(ddp: DistributedDataParallel, stepper: Stepper, reduce_grads: Calla
 
     def step() -> bool:
         settle()
+        settled[0] = False
         return stepper.step()
 
     return evolve(stepper, backward=backward, clip=clip, step=step)
