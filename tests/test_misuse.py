@@ -61,3 +61,10 @@ def test_extras_have_names(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="it is not a mapping of names to values"):
         session.save(tmp_path, extras=[1])  # type: ignore[arg-type]
     assert not list(tmp_path.iterdir())
+
+
+def test_sessions_that_share_a_scaler_have_windows_of_one_length() -> None:
+    one = Session(precision="fp16", accumulate=2)
+    assert Session(precision="fp16", accumulate=2, scaler=one.scaler).scaler is one.scaler
+    with pytest.raises(SpecError, match="accumulate=1: the session that the scaler is shared with has accumulate=2"):
+        Session(precision="fp16", scaler=one.scaler)

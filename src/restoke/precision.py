@@ -13,6 +13,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
 from restoke.configs import AMPConfig
+from restoke.errors import SpecError
 from restoke.spec import Precision
 
 Context = Callable[[], AbstractContextManager[Any]]
@@ -58,6 +59,15 @@ class LossScaler:
     def __init__(self, scaler: GradScaler) -> None:
         self._scaler = scaler
         self._due = False
+        self._window: int | None = None
+
+    def serve(self, window: int) -> None:
+        """Take on a session of so many micro-batches per step. Raises SpecError where another's windows are of another length:
+        its step would change the scale while the gradients of this one wait, scaled as before."""
+        if self._window not in (None, window):
+            why = f"the session that the scaler is shared with has accumulate={self._window}"
+            raise SpecError.of("accumulate", window, why, f"accumulate={self._window}, or a scaler of its own")
+        self._window = window
 
     @property
     def torch(self) -> GradScaler:

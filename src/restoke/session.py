@@ -72,6 +72,8 @@ class Session:
         if scaler is not None and not precision.scaled:
             raise SpecError.of("scaler", "given", f"{self.spec.precision} scales no loss", "precision=fp16, or none")
         self.scaler = scaler or loss_scaler(precision, self.world.device, self.spec.setting(AMPConfig))
+        if self.scaler is not None:
+            self.scaler.serve(self.spec.accumulate)
         self.windows = Windows(self.spec.accumulate)
         self.steps = 0  # optimizer steps taken
         self.skipped = 0  # optimizer steps that an overflow skipped
