@@ -44,6 +44,7 @@ setup() {
     key="$({ "$base" -V; pwd; has_gpu && echo gpu; cat pyproject.toml constraints.txt scripts/setup.sh; } | sha256sum)"
     python="$PWD/.venv/bin/python"
     if [ "$(cat .venv/restoke-key 2>/dev/null)" != "$key" ]; then
+        echo "Installing into .venv: a few minutes, once." >&2
         # torch first and by itself: what depends on it then takes the build that is there. pip prefers a CPU build (+cpu)
         # where it is offered one; on a GPU machine no such build may be in its find-links or indexes.
         make_venv "$base" && pip_install torch && pip_install -e '.[test,docs,examples,bench]' || return

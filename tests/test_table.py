@@ -113,6 +113,13 @@ def test_an_engine_that_is_not_installed_is_refused_with_the_command(monkeypatch
     assert problem.instead == "pip install 'restoke[engine]'"
 
 
+def test_a_strategy_for_devices_that_are_not_here_says_which_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = Row(name="engine", where="x", devices=("cuda", "xpu"), processes="one")
+    monkeypatch.setattr(table, "rows", lambda: {"engine": row})
+    (problem,) = problems(Spec(strategy="engine", device="cpu"), LAPTOP)
+    assert problem.instead == "a machine with cuda or xpu"
+
+
 @frozen
 class _Distribution:
     name: str

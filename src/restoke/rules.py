@@ -53,7 +53,8 @@ def device(spec: Spec, case: Case) -> Iterator[Problem]:
         yield Problem("device", spec.device, "torch sees none here", f"device={' or '.join(case.facts.devices)}")
     elif not case.row.refused and spec.device not in case.row.devices:
         here = " or ".join(name for name in case.row.devices if name in case.facts.devices)
-        yield Problem("device", spec.device, f"{case.row.name} does not run on it", f"device={here or 'another machine'}")
+        instead = f"device={here}" if here else f"a machine with {' or '.join(case.row.devices)}"
+        yield Problem("device", spec.device, f"{case.row.name} does not run on it", instead)
     elif spec.device != "cpu" and case.facts.per_node > case.facts.accelerators > 0:
         why = f"{case.facts.per_node} processes were started for {case.facts.accelerators} of them"
         yield Problem("device", spec.device, why, f"--processes {case.facts.accelerators}, or device=cpu")

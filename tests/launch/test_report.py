@@ -55,6 +55,7 @@ def test_how_a_process_ended_is_said_in_words(tmp_path: Path) -> None:
     assert first_line(End(rank=0, code=1)) == "it exited with code 1, before its script began"
     long = first_line(failed(0, "RuntimeError: [/a/pair.cc:5] Connection closed by peer " + "x" * WIDTH))
     assert long.startswith("RuntimeError: Connection closed")
+    assert long.endswith("x...")
     assert len(long) == WIDTH
 
 

@@ -39,7 +39,8 @@ def _headline(found: Verdict) -> str:
 def how(end: End) -> str:
     """How a rank ended."""
     if end.record is not None and end.record.phase == "failed":
-        return SOURCE.sub("", end.record.error)[:WIDTH]
+        error = SOURCE.sub("", end.record.error)
+        return error if len(error) <= WIDTH else f"{error[: WIDTH - 3]}..."
     code = exit_code(end)
     if code < 0:
         return f"it was killed by {_signal_name(-code)}"
