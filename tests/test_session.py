@@ -128,11 +128,27 @@ def test_two_sessions_share_a_scaler_where_one_backward_serves_both() -> None:
     two.prepare(net(), SGD)
     one.backward(one_loss(one) + one_loss(two))
     one.step()
+    assert one.scaler is not None
+    assert one.scaler.torch.get_scale() == 2.0, "looking does not move it"
     two.step()
     for a, b in zip(one.parts.module.parameters(), two.parts.module.parameters(), strict=True):
         assert torch.equal(a, b)
-    assert one.scaler is not None
     assert one.scaler.torch.get_scale() == 4.0
+
+
+def test_a_shared_scale_follows_one_session_where_the_other_rests() -> None:
+    config = AMPConfig(init_scale=64.0)
+    one = Session(precision="fp16", accumulate=2, settings=[config])
+    two = Session(precision="fp16", accumulate=2, settings=[config], scaler=one.scaler)
+    one.prepare(net(), SGD)
+    two.prepare(net(), SGD)
+    for _ in range(2):
+        for _ in range(2):
+            one.backward(one_loss(one, float("inf")))
+            one.step()
+    one.backward(one_loss(one))
+    assert one.scaler is not None
+    assert (one.skipped, one.scaler.torch.get_scale()) == (2, 16.0)
 
 
 def test_a_scaler_where_nothing_is_scaled_is_refused() -> None:

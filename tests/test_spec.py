@@ -67,6 +67,7 @@ def test_clipping_may_be_written_in_several_ways(written: object, means: object)
         ({"clip": {"max_nrm": 1.0}}, "clip", "max_norm"),
         ({"settings": {"dpd": {}}}, "settings.dpd", "did you mean 'ddp'"),
         ({"settings": {"ddp": {"bucket_cap": 3}}}, "bucket_cap", "bucket_cap_mb"),
+        ({"settings": {"ddp": False}}, "settings.ddp", ""),
         ({"settings": "ddp"}, "settings", "settings=[DDPConfig(...)]"),
         ({"settings": [object()]}, "", ""),
         ({"settings": [DDPConfig(), DDPConfig()]}, "settings", "give them once"),

@@ -69,5 +69,6 @@ def nearest(name: object, known: Iterable[str]) -> str:
     import difflib  # only who mistypes waits for it
 
     names = list(known)
-    close = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
-    return f"did you mean {close[0]!r}" if close else f"one of: {', '.join(sorted(names))}"
+    lower = {each.lower(): each for each in reversed(names)}
+    close = difflib.get_close_matches(str(name).lower(), lower, n=1, cutoff=0.5)
+    return f"did you mean {lower[close[0]]!r}" if close else f"one of: {', '.join(sorted(names))}"

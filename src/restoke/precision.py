@@ -54,11 +54,15 @@ def _matmul(mode: str) -> Iterator[None]:
 
 @final
 class LossScaler:
-    """torch's GradScaler, whose update waits for the next scaling, so that several optimizers may step on one scale."""
+    """torch's GradScaler for one or several sessions: the scale moves when each has stepped, or when one begins anew before.
+
+    `torch` is the scaler itself; reading it changes nothing.
+    """
 
     def __init__(self, scaler: GradScaler) -> None:
-        self._scaler = scaler
-        self._due = False
+        self.torch = scaler
+        self._sessions = 0
+        self._stepped: set[int] = set()  # optimizers, by identity, since the last update
         self._window: int | None = None
 
     def serve(self, window: int) -> None:
@@ -68,26 +72,28 @@ class LossScaler:
             why = f"the session that the scaler is shared with has accumulate={self._window}"
             raise SpecError.of("accumulate", window, why, f"accumulate={self._window}, or a scaler of its own")
         self._window = window
+        self._sessions += 1
 
-    @property
-    def torch(self) -> GradScaler:
-        """The scaler itself, with no update outstanding."""
-        if self._due:
-            self._due = False
-            self._scaler.update()
-        return self._scaler
-
-    def scale(self, loss: Tensor) -> Tensor:
+    def scale(self, loss: Tensor, optimizer: Optimizer) -> Tensor:
+        """The loss scaled, for the gradients of this optimizer (and of those that step with it)."""
+        if id(optimizer) in self._stepped:
+            self._update()
         return self.torch.scale(loss)
 
     def unscale(self, optimizer: Optimizer) -> None:
         """Divide the optimizer's gradients by the scale, noting an overflow."""
-        self._scaler.unscale_(optimizer)
+        self.torch.unscale_(optimizer)
 
     def step(self, optimizer: Optimizer) -> None:
         """Step the optimizer unless its gradients overflowed."""
-        self._scaler.step(optimizer)
-        self._due = True
+        self.torch.step(optimizer)
+        self._stepped.add(id(optimizer))
+        if len(self._stepped) >= self._sessions:
+            self._update()
+
+    def _update(self) -> None:
+        self._stepped.clear()
+        self.torch.update()
 
 
 def loss_scaler(precision: Precision, device: torch.device, config: AMPConfig) -> LossScaler | None:

@@ -183,7 +183,7 @@ class Session:
         """
         from restoke.session_state import save
 
-        return save(self, Path(folder), tag or f"step-{self.steps}", extras or {}, keep)
+        return save(self, Path(folder), f"step-{self.steps}" if tag is None else tag, extras or {}, keep)
 
     def load(self, folder: str | os.PathLike[str], tag: str | None = None, strict: bool = True) -> dict[str, Any]:
         """Restore a checkpoint, the newest good one where no tag is given, and return its extras. Every rank calls this.

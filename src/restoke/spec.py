@@ -80,7 +80,10 @@ def _settings(value: Any) -> tuple[Any, ...]:
     if value is None:
         return ()
     if isinstance(value, Mapping):
-        value = [settings_from(_settings_class(key), fields or {}, f"settings.{key}") for key, fields in value.items()]
+        value = [
+            settings_from(_settings_class(key), {} if fields is None else fields, f"settings.{key}")
+            for key, fields in value.items()
+        ]
     if not isinstance(value, Iterable) or isinstance(value, str):
         raise SpecError.of("settings", value, "it is not a list of settings", "settings=[DDPConfig(...)]")
     found: dict[str, Any] = {}

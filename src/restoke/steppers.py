@@ -70,7 +70,7 @@ def _scaled(plain: Stepper, optimizer: Optimizer, scaler: LossScaler) -> Stepper
     optimizer.register_step_post_hook(lambda *_: seen.append(vars(optimizer).get("found_inf")))
 
     def backward(loss: Tensor) -> None:
-        plain.backward(scaler.scale(loss))
+        plain.backward(scaler.scale(loss, optimizer))
 
     def clip(how: Clip) -> Tensor | None:
         scaler.unscale(optimizer)

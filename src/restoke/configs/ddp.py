@@ -32,7 +32,7 @@ class DDPConfig:
 
     Attributes:
         local_rank: Index of this process's device on its machine; None takes the launcher's word, which is best.
-        auto_mpi_discovery: Whether MPI is asked for rank and address where the launcher set neither.
+        auto_mpi_discovery: For Stoke's scripts, of no effect: ranks are always read from every launcher.
         convert_to_sync_batch_norm: Whether batch norms become torch's SyncBatchNorm, whose statistics span all ranks.
         backend: Carrier of the collectives: "gloo", "mpi", or "nccl", which means auto: nccl on CUDA, gloo elsewhere.
         broadcast_buffers: Whether rank 0's buffers are sent to all ranks at each forward.

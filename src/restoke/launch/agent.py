@@ -149,4 +149,5 @@ def _share_cores(job: Job) -> None:
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     share = max(1, cores // job.per_node)
     os.environ["OMP_NUM_THREADS"] = str(share)
-    sys.stderr.write(f"restoke: OMP_NUM_THREADS={share} ({cores} cores, {job.per_node} processes); set it to choose\n")
+    ranks = f"{job.per_node} {'process' if job.per_node == 1 else 'processes'}"
+    sys.stderr.write(f"restoke: OMP_NUM_THREADS={share} ({cores} cores, {ranks}); set it to choose\n")

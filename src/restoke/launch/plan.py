@@ -98,6 +98,10 @@ def check_nodes(nodes: Nodes) -> None:
         raise LaunchError.of("nodes", nodes.count, "a job runs on at least one", "--nodes 1 or more")
     if not 0 <= nodes.rank < nodes.count:
         raise LaunchError.of("node-rank", nodes.rank, f"there are {nodes.count} nodes", f"a number from 0 to {nodes.count - 1}")
+    if nodes.count == 1 and nodes.endpoint:
+        raise LaunchError.of(
+            "rdzv-endpoint", nodes.endpoint, "one node has nobody to meet", "--nodes N as well, or leave it out"
+        )
     host, _, port = nodes.endpoint.rpartition(":")
     if nodes.count > 1 and not (host and port.isdigit()):
         why = "the nodes must know where to meet"
