@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import random
 import warnings
 from collections.abc import Callable
 from importlib.metadata import version
@@ -35,6 +36,7 @@ from restoke.testing import ranks
 HAND, AGAIN = "by hand", "by hand, again"
 BOUNDS = {"Session": 1.03, "Stoke's verbs": 1.05}
 SGD = {"lr": 0.01}
+BUILDS = 8
 Step = Callable[[], None]
 
 
@@ -211,19 +213,30 @@ def present() -> dict[str, Callable[[Loop], Step]]:
 
 
 def measure(loop: Loop, rounds: int, per_turn: int) -> Times:
-    """What one process, or this rank, measures of itself. Ranks wait for each other ahead of each turn."""
+    """What one process, or this rank, measures of itself. Ranks wait for each other ahead of each turn.
+
+    The contenders are built anew, in another order, every so many rounds: where memory happens to put a model's weights is
+    worth as much as what is measured.
+    """
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")  # what peers have to say is not about their speed
     if loop.many and not dist.is_initialized():
         dist.init_process_group("gloo")
-    steps = {name: make(loop) for name, make in present().items()}
-    return interleave(steps, rounds, per_turn, before=dist.barrier if loop.many else lambda: None)
+    makers, shuffle = list(present().items()), random.Random(0).shuffle
+    times: Times = {name: [] for name, _ in makers}
+    for _ in range(BUILDS):
+        shuffle(makers)
+        steps = {name: make(loop) for name, make in makers}
+        found = interleave(steps, -(-rounds // BUILDS), per_turn, before=dist.barrier if loop.many else lambda: None)
+        for name, turns in found.items():
+            times[name] += turns
+    return times
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=400)
-    parser.add_argument("--per-turn", type=int, default=10, help="optimizer steps in each turn")
+    parser.add_argument("--rounds", type=int, default=800)
+    parser.add_argument("--per-turn", type=int, default=5, help="optimizer steps in each turn")
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
@@ -239,7 +252,9 @@ def main() -> None:
             found = compare(pooled(measured), HAND)
             show(console, f"{name}, {processes} process{'es' if processes > 1 else ''}", found)
             plain = {contender: attrs.asdict(ratio) for contender, ratio in found.items()}
-            result["loops"].append({"loop": name, "processes": processes, "rounds": args.rounds, "contenders": plain})
+            result["loops"].append(
+                {"loop": name, "processes": processes, "rounds": len(measured[0][HAND]), "contenders": plain}
+            )
     if args.json is not None:
         args.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
 

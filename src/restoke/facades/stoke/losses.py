@@ -72,7 +72,9 @@ class Losses:
         function, take = _under(self._context, self.functions[0]), self.track.take_one
 
         def loss(*args: Any, **kwargs: Any) -> Tensor:
-            value = _one_number(function(*args, **kwargs))
+            value: Any = function(*args, **kwargs)
+            if not isinstance(value, Tensor) or (value.ndim and value.numel() != 1):
+                raise _no_scalar(value)
             take(module.training, value)
             return value
 

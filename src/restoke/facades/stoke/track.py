@@ -33,15 +33,15 @@ class Track:
         self.reset()
 
     def take_one(self, training: bool, value: Tensor) -> None:
-        """As `take`, of the only loss: once in each micro-batch, so it is written out."""
-        self._latest = at = self._next if training else self._full
-        if value.dtype is not self._dtype:
-            self._widen(value.dtype)
-        self._slots[at].copy_(value.detach() if value.ndim == 0 else value.detach().reshape(()))
-        if training:
-            self._next = at + 1
-            if self._next == self._full:
-                self._fold()
+        """As `take`, of the only loss: once in each micro-batch, so the usual case is written out."""
+        if value.ndim or value.dtype is not self._dtype or not training:
+            self.take(training, (value,))
+            return
+        self._latest = at = self._next
+        self._slots[at].copy_(value.data)  # as detach, for less
+        self._next = at = at + 1
+        if at == self._full:
+            self._fold()
 
     def take(self, training: bool, values: Sequence[Tensor]) -> None:
         """The next value of each loss, of one element; an evaluation's is neither averaged nor totalled."""
