@@ -6,11 +6,13 @@ import json
 import random
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from restoke.errors import CheckpointError
+from restoke.errors import CheckpointError, SessionError
 from restoke.facades.stoke.track import BLOCK, Track
 from restoke.world import World
 
@@ -90,6 +92,16 @@ def test_a_checkpoint_goes_on() -> None:
             take(it, defined, chance)
 
 
+def test_an_average_and_a_window_may_begin_where_a_block_ends() -> None:
+    it = Track(1, WEIGHT, WORLD)
+    for _ in range(BLOCK):
+        it.take(True, [torch.tensor(1.0)])
+    it.begin_ema()
+    it.begin_window()
+    it.take(True, [torch.tensor(5.0)])
+    assert told(it) == [[5.0, 5.0, 5.0]]
+
+
 def test_reading_saving_and_loading_change_no_bit() -> None:
     read, unread, chance = Track(1, WEIGHT, WORLD), Track(1, WEIGHT, WORLD), random.Random(0)
     for _ in range(5 * BLOCK):
@@ -101,20 +113,57 @@ def test_reading_saving_and_loading_change_no_bit() -> None:
     assert told(read) == told(unread)
 
 
+def followed(it: Track) -> tuple[Any, nn.Module]:
+    """A loss that is its argument, followed; and the module whose mode decides."""
+    module = nn.Identity()
+    return it.following(lambda value: value, module), module
+
+
+def test_the_only_loss_is_followed_as_it_is_called() -> None:
+    it, defined, chance = Track(1, WEIGHT, WORLD), Definition(), random.Random(3)
+    loss, module = followed(it)
+    for _ in range(3 * BLOCK):
+        number = chance.random()
+        value = torch.full(chance.choice([(), (), (1,), (1, 1)]), number, dtype=torch.float64, requires_grad=True)
+        module.train(chance.random() < 0.8)
+        assert loss(value) is value
+        defined.take(module.training, number)
+        assert told(it)[0] == pytest.approx(defined.told, abs=1e-9)
+
+
+@pytest.mark.parametrize("wrong", [3.0, np.ones(()), (torch.ones(()),), torch.ones(2), None])
+@pytest.mark.parametrize("training", [True, False])
+def test_what_is_no_number_in_a_tensor_is_refused_and_not_followed(wrong: Any, training: bool) -> None:
+    it = Track(1, WEIGHT, WORLD)
+    loss, module = followed(it)
+    module.train(training)
+    loss(torch.tensor(2.0))
+    before = told(it)
+    with pytest.raises(SessionError, match="a loss is one number in a tensor"):
+        loss(wrong)
+    with pytest.raises(SessionError, match="a loss is one number in a tensor"):
+        it.take(training, [wrong])
+    assert told(it) == before
+
+
 def test_a_value_is_the_one_at_the_time_whatever_becomes_of_the_tensor() -> None:
-    it, loss = Track(1, WEIGHT, WORLD), torch.tensor([2.0])
-    it.take(True, [loss])
-    loss += 1
-    assert told(it) == [[2.0, 2.0, 2.0]]
+    it, value = Track(1, WEIGHT, WORLD), torch.tensor([2.0])
+    loss, _ = followed(it)
+    for way in (lambda given: it.take(True, [given]), loss, lambda given: loss(given.squeeze())):
+        it.reset()
+        value.fill_(2.0)
+        way(value)
+        value.add_(1)
+        assert told(it) == [[2.0, 2.0, 2.0]]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
-def test_no_dtype_is_rounded_also_after_a_narrower_one(dtype: torch.dtype) -> None:
+def test_no_dtype_is_rounded(dtype: torch.dtype) -> None:
     it, value = Track(1, 1.0, WORLD), torch.tensor(1 / 3, dtype=dtype)
-    for narrow in (torch.bfloat16, dtype):
-        it.take_one(True, value.to(narrow))
-    assert it.ema.item() == value.item()
-    assert it.last.item() == value.item()
+    for way in (followed(it)[0], lambda given: it.take(True, [given])):
+        it.reset()
+        way(value)
+        assert it.ema.item() == it.last.item() == value.item()
 
 
 class _Reads(TorchDispatchMode):
@@ -126,12 +175,13 @@ class _Reads(TorchDispatchMode):
 
 
 def test_following_reads_nothing() -> None:
-    one, two, loss = Track(1, WEIGHT, WORLD), Track(2, WEIGHT, WORLD), torch.tensor(2.0)
+    one, two, value = Track(1, WEIGHT, WORLD), Track(2, WEIGHT, WORLD), torch.tensor(2.0)
+    loss, module = followed(one)
     with _Reads():
-        for _ in range(BLOCK + 1):
-            one.take_one(True, loss)
-            two.take(True, [loss, loss])
-            one.take_one(False, loss)
+        for i in range(2 * BLOCK + 2):
+            module.train(i % 2 == 0)
+            loss(value)
+            two.take(True, [value, value])
 
 
 def test_another_number_of_losses_is_refused() -> None:

@@ -112,6 +112,8 @@ class Stoke(Reports):
         self._batch_size = batch_size
         self._progress = Progress(self._losses.track)
         session.register("stoke", self._progress)
+        # once in each micro-batch, so they are looked up here
+        self._run_back, self._end, self._begin_window = session.backward_divided, session.step, self._losses.track.begin_window
         self._backward_is_due = True
         if verbose:
             self.print(repr(self._status).split("\n"))
@@ -121,16 +123,16 @@ class Stoke(Reports):
 
         A loss of your own making is divided by nobody: give `session.divide(loss)`.
         """
-        self.session.backward_divided(loss if isinstance(loss, Tensor) else reduce(add, tensors(loss)))
+        self._run_back(loss if isinstance(loss, Tensor) else reduce(add, tensors(loss)))
         self._progress.backward_steps += 1
         self._backward_is_due = False
 
     def step(self) -> Step | None:
         """End a micro-batch; the last of `grad_accum` clips, steps the optimizer and clears the gradients. None before it."""
-        step = self.session.step()
+        step = self._end()
         self._backward_is_due = True
         if step is not None:
-            self._losses.track.begin_window()
+            self._begin_window()
         return step
 
     def flush(self) -> Step | None:

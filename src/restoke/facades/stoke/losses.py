@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from restoke import comm
-from restoke.errors import RestokeError, SessionError, SpecError
-from restoke.facades.stoke.track import Track
+from restoke.errors import SpecError
+from restoke.facades.stoke.track import Track, one_number
 from restoke.precision import Context
 from restoke.session import Session
 
@@ -37,17 +37,7 @@ def read_weight(weight: Any) -> float:
 
 def tensors(loss: Any) -> list[Tensor]:
     """A loss or several, as a list. Raises SessionError for anything else."""
-    losses = list(loss) if isinstance(loss, list | tuple) else [loss]
-    for value in losses or [None]:
-        if not isinstance(value, Tensor) or value.numel() != 1:
-            raise _no_scalar(value)
-    return losses
-
-
-def _no_scalar(value: Any) -> RestokeError:
-    got = f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
-    instead = "reduce it (.mean()), or give several loss functions as a list"
-    return SessionError.of("loss", got, "a loss is one number in a tensor", instead)
+    return [one_number(value) for value in (loss or [None] if isinstance(loss, list | tuple) else [loss])]
 
 
 @final
@@ -69,14 +59,7 @@ class Losses:
                 function.to(session.world.device)
 
     def _one(self, module: nn.Module) -> Loss:
-        function, take = _under(self._context, self.functions[0]), self.track.take_one
-
-        def loss(*args: Any, **kwargs: Any) -> Tensor:
-            value: Any = function(*args, **kwargs)
-            if not isinstance(value, Tensor) or (value.ndim and value.numel() != 1):
-                raise _no_scalar(value)
-            take(module.training, value)
-            return value
+        loss = self.track.following(_under(self._context, self.functions[0]), module)
 
         def share(*args: Any, **kwargs: Any) -> Tensor:
             return self._share(loss(*args, **kwargs), module.training)
@@ -86,7 +69,7 @@ class Losses:
     def _several(self, module: nn.Module) -> Callable[..., list[Tensor]]:
         def losses(*args: Any, **kwargs: Any) -> list[Tensor]:
             with self._context():
-                values = [_one_number(function(*args, **kwargs)) for function in self.functions]
+                values = [function(*args, **kwargs) for function in self.functions]
             self.track.take(module.training, values)
             return [self._share(value, module.training) for value in values] if self._accumulates else values
 
@@ -117,13 +100,6 @@ class Losses:
         """One number for one loss, a list for several. Waits for the device."""
         numbers: list[float] = values.tolist()
         return numbers[0] if self.single else numbers
-
-
-def _one_number(value: Any) -> Tensor:
-    """The value itself. Raises SessionError where it is no single number in a tensor."""
-    if not isinstance(value, Tensor) or (value.ndim and value.numel() != 1):
-        raise _no_scalar(value)
-    return value
 
 
 def _under(context: Context, function: Loss) -> Loss:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from restoke import comm
-from restoke.errors import CheckpointError
+from restoke.errors import CheckpointError, SessionError
 from restoke.world import World
 
 BLOCK = 256  # micro-batches whose values wait on the device between two averagings
@@ -25,55 +25,53 @@ class Track:
 
     def __init__(self, losses: int, weight: float, world: World) -> None:
         self.losses, self.weight, self.world = losses, weight, world
-        self._wide = torch.float32 if world.device.type == "mps" else torch.float64
-        self._zero = torch.zeros(losses, dtype=self._wide, device=world.device)
-        self._full = BLOCK * losses  # where in the block the row of evaluations begins
-        self._next = 0  # in the block
-        self._allot(torch.float32)
+        wide = torch.float32 if world.device.type == "mps" else torch.float64
+        self._block = torch.zeros(BLOCK + 1, losses, dtype=wide, device=world.device)  # the last row is an evaluation's
+        self._zero = self._block.new_zeros(losses)
+        self._slots = self._block[:BLOCK].view(-1).unbind()
+        self._at = [0]  # the next slot; in a list, since `following` counts as well
         self.reset()
 
-    def take_one(self, training: bool, value: Tensor) -> None:
-        """As `take`, of the only loss: once in each micro-batch, so the usual case is written out."""
-        if value.ndim or value.dtype is not self._dtype or not training:
-            self.take(training, (value,))
-            return
-        self._latest = at = self._next
-        self._slots[at].copy_(value.data)  # as detach, for less
-        self._next = at = at + 1
-        if at == self._full:
+    def following(self, function: Callable[..., Any], module: nn.Module) -> Callable[..., Any]:
+        """The only loss's function, whose values are taken as it is called: once in each micro-batch, so it is written out."""
+        slots, at, take = self._slots, self._at, self.take
+
+        def loss(*args: Any, **kwargs: Any) -> Any:
+            value = function(*args, **kwargs)
+            if module.training:
+                try:
+                    slots[at[0]].copy_(value.data)  # as detach, for less
+                    at[0] += 1
+                    return value
+                except (IndexError, RuntimeError, AttributeError, TypeError):
+                    pass  # the block is full, or the value is no scalar tensor
+            take(module.training, (value,))
+            return value
+
+        return loss
+
+    def take(self, training: bool, values: Sequence[Any]) -> None:
+        """The next value of each loss; an evaluation's is neither averaged nor totalled.
+
+        Raises SessionError where one is no single number in a tensor; then none of them is taken.
+        """
+        numbers = [one_number(value).data.reshape(()) for value in values]
+        if training and self._at[0] == len(self._slots):
             self._fold()
-
-    def take(self, training: bool, values: Sequence[Tensor]) -> None:
-        """The next value of each loss, of one element; an evaluation's is neither averaged nor totalled."""
-        self._latest = at = self._next if training else self._full
-        for value in values:
-            if value.dtype is not self._dtype:
-                self._widen(value.dtype)
-            # a copy, since a script may change its loss in place
-            self._slots[at].copy_(value.detach() if value.ndim == 0 else value.detach().reshape(()))
-            at += 1
+        first = self._at[0]
+        slots = self._slots[first : first + self.losses] if training else self._block[BLOCK].unbind()
+        for slot, number in zip(slots, numbers, strict=True):
+            slot.copy_(number)  # since a script may change its loss in place
         if training:
-            self._next = at
-            if at == self._full:
-                self._fold()
-
-    def _allot(self, dtype: torch.dtype) -> None:
-        self._dtype = dtype
-        self._block = torch.zeros(BLOCK + 1, self.losses, dtype=dtype, device=self.world.device)
-        self._slots = self._block.view(-1).unbind()
-
-    def _widen(self, dtype: torch.dtype) -> None:
-        """Make room for a wider dtype; a narrower one fits as it is."""
-        wider = torch.promote_types(dtype, self._dtype)
-        if wider is not self._dtype and self.world.device.type != "mps":
-            before = self._block
-            self._allot(wider)
-            self._block.copy_(before)
+            self._at[0] = first + self.losses
+        else:
+            self._evaluated = first
 
     @property
     def last(self) -> Tensor:
         """The latest values, also of an evaluation; 0 before the first."""
-        return self._block[self._latest // self.losses].to(self._wide)
+        at = self._at[0]
+        return self._block[BLOCK if self._evaluated == at else at // self.losses - 1]
 
     @property
     def ema(self) -> Tensor:
@@ -86,7 +84,7 @@ class Track:
         if count == 0:
             return self._ema
         before = values[0] if self._ema_begins else self._ema  # a first value is its own average
-        ages = torch.arange(count - 1, -1, -1, dtype=self._wide, device=self._zero.device)
+        ages = torch.arange(count - 1, -1, -1, dtype=self._zero.dtype, device=self._zero.device)
         return torch.addmv(before, values.T, self.weight * (1 - self.weight) ** ages, beta=(1 - self.weight) ** count)
 
     @property
@@ -96,22 +94,22 @@ class Track:
 
     def begin_ema(self) -> None:
         """The next value begins the moving average."""
-        self._ema, self._ema_from, self._ema_begins = self._zero, self._next, True
+        self._ema, self._ema_from, self._ema_begins = self._zero, self._at[0], True
 
     def begin_window(self) -> None:
         """The next value begins the total."""
-        self._window_from, self._carried = self._next, self._zero
+        self._window_from, self._carried = self._at[0], self._zero
 
     def reset(self) -> None:
         """Forget everything."""
-        self._next, self._latest = 0, self._full
+        self._at[0] = self._evaluated = 0
         self._block[BLOCK] = 0
         self.begin_ema()
         self.begin_window()
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's values, and the means over ranks. Collective: only a checkpoint asks for it, on every rank."""
-        begins = self._ema_begins and self._ema_from == self._next
+        begins = self._ema_begins and self._ema_from == self._at[0]
         summary = torch.stack([self.last, self.ema, self.total])
         return {
             "mean": comm.mean(summary, self.world).tolist(),
@@ -124,24 +122,33 @@ class Track:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Each rank's own values; at another world size the mean of all, which averages to the same."""
         own = state["ranks"] == self.world.size
-        rows = torch.tensor(state["own" if own else "mean"], dtype=self._wide, device=self._zero.device)
+        rows = self._block.new_tensor(state["own" if own else "mean"])
         if rows.shape[-1] != self.losses:
             why = f"this run has {self.losses}"
             raise CheckpointError.of("loss", rows.shape[-1], why, "give the loss functions that it was saved with")
-        self._next, self._latest = self.losses * (len(rows) - 3), self._full
-        self._widen(self._wide)
-        self._block[BLOCK], self._block[: len(rows) - 3] = rows[0], rows[3:]
+        count = len(rows) - 3
+        self._at[0] = self._evaluated = count * self.losses
+        self._block[BLOCK], self._block[:count] = rows[0], rows[3:]
         self._ema, self._carried = rows[1], rows[2]
         self._ema_begins, self._ema_from, self._window_from = state["marks"] if own else (state["begins"], 0, 0)
 
     def _rows(self, begin: int) -> Tensor:
         """The values from there on, as (micro-batches, losses)."""
-        return self._block[begin // self.losses : self._next // self.losses].to(self._wide)
+        return self._block[begin // self.losses : self._at[0] // self.losses]
 
     def _fold(self) -> None:
         """Average and total take in the block's values."""
         self._carried, self._ema = self.total, self.ema
-        self._ema_begins = self._ema_begins and self._ema_from == self._next
-        self._block[BLOCK] = self._block[self._latest // self.losses]
-        self._next, self._latest = 0, self._full
+        self._ema_begins = self._ema_begins and self._ema_from == self._at[0]
+        self._block[BLOCK] = self.last
+        self._at[0] = self._evaluated = 0
         self._ema_from = self._window_from = 0
+
+
+def one_number(value: Any) -> Tensor:
+    """The value itself. Raises SessionError where it is no single number in a tensor."""
+    if not isinstance(value, Tensor) or (value.ndim and value.numel() != 1):
+        got = f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+        instead = "reduce it (.mean()), or give several loss functions as a list"
+        raise SessionError.of("loss", got, "a loss is one number in a tensor", instead)
+    return value
