@@ -12,11 +12,11 @@ from typing import Protocol, cast
 from attrs import define, frozen
 
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("_version", "errors", "said", "spec", "table", "rows", "rules", "facts", "plugins", "ranks", "configs"),
-    ("comm", "world", "optim", "seeds", "settle"),
-    ("parts", "steppers", "state", "precision", "passes", "nn"),
+    ("_version", "errors", "said", "spec", "held", "table", "rows", "rules", "rules_passes", "facts", "plugins", "ranks", "configs"),
+    ("comm", "world", "optim", "seeds", "settle", "meshes"),
+    ("parts", "steppers", "state", "precision", "passes", "nn", "blocks", "replicas"),
     ("strategies",),
-    ("session", "session_loaders", "session_state", "verbs", "windows", "data", "checkpoint"),
+    ("session", "session_loaders", "session_state", "verbs", "windows", "data", "checkpoint", "memory"),
     ("launch", "playground", "facades", "testing"),
     ("cli", "__main__"),
 )

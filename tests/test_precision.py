@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from restoke.configs import AMPConfig
-from restoke.passes import apply_passes
+from restoke.passes.convert import convert
 from restoke.precision import compute_context, loss_scaler, matmul_context
 from restoke.spec import Precision
 from restoke.table import PRECISIONS
@@ -54,13 +54,13 @@ class _Nested(nn.Module):
 
 def test_a_converted_model_casts_what_goes_in_and_out_however_nested() -> None:
     model = _Nested()
-    apply_passes(model, Precision(params="bfloat16"))
+    convert(model, Precision(params="bfloat16"))
     output = model({"x": torch.ones(2), "index": torch.ones(2, dtype=torch.int64)}, extra=torch.ones(2))
     assert (output["y"].dtype, output["index"].dtype) == (torch.float32, torch.int64)
 
 
 def test_nothing_declared_leaves_the_model_alone() -> None:
     model = nn.Linear(2, 2)
-    apply_passes(model, Precision())
+    convert(model, Precision())
     assert model.weight.dtype == torch.float32
     assert not model._forward_pre_hooks

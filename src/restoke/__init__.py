@@ -29,10 +29,12 @@ if TYPE_CHECKING:
     from restoke.configs import FairscaleOSSConfig as FairscaleOSSConfig
     from restoke.configs import FairscaleSDDPConfig as FairscaleSDDPConfig
     from restoke.configs import FP16Options as FP16Options
+    from restoke.configs import FSDPConfig as FSDPConfig
     from restoke.configs import HorovodConfig as HorovodConfig
     from restoke.configs import HorovodOps as HorovodOps
     from restoke.configs import OffloadDevice as OffloadDevice
     from restoke.configs import ParamNormalize as ParamNormalize
+    from restoke.configs import TensorConfig as TensorConfig
     from restoke.data import BucketedDistributedSampler as BucketedDistributedSampler
     from restoke.data import Loader as Loader
     from restoke.errors import RestokeError as RestokeError
@@ -75,10 +77,12 @@ _PLACES = {
     "FairscaleFSDPConfig": "restoke.configs",
     "FairscaleOSSConfig": "restoke.configs",
     "FairscaleSDDPConfig": "restoke.configs",
+    "FSDPConfig": "restoke.configs",
     "HorovodConfig": "restoke.configs",
     "HorovodOps": "restoke.configs",
     "OffloadDevice": "restoke.configs",
     "ParamNormalize": "restoke.configs",
+    "TensorConfig": "restoke.configs",
 }
 
 __all__ = ["__version__", *_PLACES]  # noqa: PLE0604

@@ -11,6 +11,7 @@ from attrs import frozen
 from restoke.configs.rendezvous import Rendezvous
 from restoke.errors import Problem
 from restoke.facts import Facts, installed
+from restoke.held import Formula
 from restoke.spec import Precision, Spec
 
 Rule = Callable[[Spec, Facts], Iterator[Problem]]
@@ -36,6 +37,8 @@ class Row:
     `processes` is "one" or "many": a row of "many" needs a launcher, even for a world of one process. `needs` are the
     modules that must be installed, `extra` the extra of restoke that installs them. `settings` is the key of its settings
     class; a row from another package gives the class itself as `settings_class`. `rules` find what else it cannot do.
+    `offload`, `tensor`, `compiles` and `optimizers` are what it takes of these axes; `blocks`: it works block by block.
+    `memory` is the formula of what a rank holds, where there is one.
     `auto` marks the row that `strategy=auto` takes for its kind of `processes`; `bitwise` one that runs the very operations of
     a hand-written loop (under torch's DDP, for a row of many), so that its numbers equal that loop's to the last bit.
     """
@@ -52,6 +55,12 @@ class Row:
     extra: str = ""
     rules: tuple[Rule, ...] = ()
     rendezvous: Callable[[Spec], Rendezvous] = lambda _: Rendezvous()
+    offload: tuple[str, ...] = ("none",)
+    tensor: bool = False
+    blocks: bool = False
+    compiles: tuple[str, ...] = ("none", "blocks", "model")
+    optimizers: tuple[str, ...] = ("given", "fused", "foreach")
+    memory: Formula | None = None
     auto: bool = False
     bitwise: bool = False
     package: str = "restoke"

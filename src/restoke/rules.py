@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from restoke.errors import Problem, nearest
 from restoke.facts import DEVICES, installed
-from restoke.rows import Case, Row
+from restoke.rows import Case
+from restoke.rules_passes import PASS_RULES, supporting
 from restoke.spec import Spec
-
-
-def _supporting(case: Case, want: Callable[[Row], bool], otherwise: str) -> str:
-    names = [name for name, row in case.rows().items() if row.usable() and want(row)]
-    return f"strategy={' or '.join(names)}" if names else otherwise
 
 
 def strategy(spec: Spec, case: Case) -> Iterator[Problem]:
@@ -69,7 +65,7 @@ def processes(spec: Spec, case: Case) -> Iterator[Problem]:
     if case.row.refused:
         return
     if case.row.processes == "one" and case.facts.processes > 1:
-        instead = _supporting(case, lambda other: other.processes == "many", "start one process")
+        instead = supporting(case, lambda other: other.processes == "many", "start one process")
         yield Problem("strategy", spec.strategy, f"it runs in one process; {case.facts.processes} were started", instead)
     if case.row.processes == "many" and not case.facts.launched:
         instead = "restoke launch --processes N script.py (or torchrun), or strategy=single"
@@ -86,4 +82,4 @@ def seed(spec: Spec, case: Case) -> Iterator[Problem]:
         yield Problem("seed", spec.seed, "generators take 32 bits", "a seed from 0 to 4294967295")
 
 
-RULES = (strategy, precision, device, processes, accumulate, seed)
+RULES = (strategy, precision, device, processes, accumulate, seed, *PASS_RULES)

@@ -65,7 +65,8 @@ class Session:
         declared, said = (spec or Spec.of(axes)).overlaid(outside_spec())
         self.spec: Spec = check(declared, facts_here(ranks))
         row = self._row = chosen(self.spec)
-        self.world: World = World.join(self.spec.device, ranks, row.rendezvous(self.spec), row.processes == "many")
+        many = row.processes == "many"
+        self.world: World = World.join(self.spec.device, ranks, row.rendezvous(self.spec), many, self.spec.tensor)
         if said and self.world.is_main:
             say_once(f"declared outside the script: {'; '.join(said)}")
         precision = PRECISIONS[self.spec.precision].means
@@ -111,7 +112,7 @@ class Session:
                 "OptimizerSpec(SGD, {...})",
             )
         precision = PRECISIONS[self.spec.precision].means
-        apply_passes(model, precision)
+        apply_passes(model, self.spec, self.world, precision)
         request = Request(self.spec, self.world, model, optimizer, precision, self.scaler)
         parts: Parts = self._row.load()(request)
         self._parts = parts

@@ -95,6 +95,23 @@ def _settings(value: Any) -> tuple[Any, ...]:
     return tuple(found.values())
 
 
+def _decay(value: Any, axis: attrs.Attribute[Any]) -> float | None:
+    if value is None:
+        return None
+    try:
+        return float(math.nan if isinstance(value, bool) else value)
+    except (TypeError, ValueError):
+        raise SpecError.of(axis.name, value, "it is not a number", "0.999") from None
+
+
+def _patterns(value: Any, axis: attrs.Attribute[Any]) -> tuple[str, ...]:
+    given = () if value is None else value.split(",") if isinstance(value, str) else value
+    found = tuple(given) if isinstance(given, Iterable) else (given,)
+    if not all(isinstance(item, str) and item for item in found):
+        raise SpecError.of(axis.name, value, "it is no list of name patterns", "such as layers.*")
+    return found
+
+
 def _axis(default: Any, converter: Any, help_: str) -> Any:
     return field(default=default, converter=converter, metadata={"help": help_})
 
@@ -124,6 +141,15 @@ class Spec:
     precision: str = _axis("fp32", _plain(_name), "fp32, tf32, bf16, fp16 (autocast), bf16-true.")
     accumulate: int = _axis(1, _named(_count), "Micro-batches per optimizer step.")
     clip: Clip | None = _axis(None, _plain(_clip), "Clip gradients: 1.0 or norm:1.0 (largest 2-norm), or value:0.5.")
+    offload: str = _axis("none", _plain(_name), "cpu: parameters, gradients and optimizer state wait in host memory.")
+    tensor: int = _axis(1, _named(_count), "Ranks over which each layer is sharded (tensor parallelism).")
+    remat: str = _axis("none", _plain(_name), "Recompute activations: blocks (all of them), or selective (all but products).")
+    compile: str = _axis("none", _plain(_name), "torch.compile each of the blocks, or the model.")
+    blocks: tuple[str, ...] = _axis(
+        (), _named(_patterns), "Name patterns of what is sharded, recomputed, compiled as one; found by themselves."
+    )
+    optimizer: str = _axis("given", _plain(_name), "How the optimizer runs: given, fused, foreach, 8bit, in-backward.")
+    ema: float | None = _axis(None, _named(_decay), "Decay of the weights' exponential moving average, kept beside them.")
     seed: int | None = _axis(None, _named(_count_or_none), "One seed for initialisation, dropout, augmentation and shuffling.")
     processes: int | None = _axis(None, _named(_count_or_none), "Processes in all; checked against what the launcher started.")
     settings: tuple[Any, ...] = _axis((), _plain(_settings), "Settings of strategies and precisions, by class or by name.")

@@ -32,14 +32,15 @@ class World:
     local_size: int
     device: torch.device
     launcher: str | None = None
+    tensor: int = 1  # ranks that share each layer, and so the data: neighbours
 
     @property
     def data_rank(self) -> int:
-        return self.rank
+        return self.rank // self.tensor
 
     @property
     def data_size(self) -> int:
-        return self.size
+        return self.size // self.tensor
 
     @property
     def is_main(self) -> bool:
@@ -52,7 +53,7 @@ class World:
         return [self.device.index] if self.device.type in INDEXED else None
 
     @classmethod
-    def join(cls, device: str, ranks: Ranks, rendezvous: Rendezvous, many: bool) -> World:
+    def join(cls, device: str, ranks: Ranks, rendezvous: Rendezvous, many: bool, tensor: int = 1) -> World:
         """Take this rank's device and, where `many`, join the process group: an existing one is taken as it is.
 
         Raises:
@@ -64,7 +65,7 @@ class World:
             torch.accelerator.set_device_index(own.index)
         if many and not dist.is_initialized():
             _init_group(own, ranks, rendezvous)
-        return cls(ranks.rank, ranks.size, ranks.local_rank, ranks.local_size, own, ranks.launcher)
+        return cls(ranks.rank, ranks.size, ranks.local_rank, ranks.local_size, own, ranks.launcher, tensor)
 
 
 def ranks_here() -> Ranks:

@@ -34,6 +34,14 @@ REFERENCE: dict[type[Any], dict[str, Any]] = {
         "static_graph": False,
         "comm_hook": None,  # ours
     },
+    c.FSDPConfig: {
+        "reduce_dtype": None,
+        "reshard_after_backward": True,
+        "find_unused_parameters": False,
+        "replicas": None,
+        "min_unit": 1_000_000,
+    },
+    c.TensorConfig: {"plan": {}},
     c.HorovodConfig: {
         "compression": False,
         "convert_to_sync_batch_norm": False,

@@ -11,9 +11,15 @@ from attrs import frozen
 from hypothesis import strategies as st
 
 from restoke.configs import SETTINGS, ClipGradConfig, ClipGradNormConfig
+from restoke.configs.tensor import plan
 from restoke.configs.validate import DTYPES, OneOf, dtype, extended, url
 
 ANYTHING = object()
+READ: dict[Any, st.SearchStrategy[Any]] = {
+    dtype: st.sampled_from(DTYPES),
+    url: st.sampled_from(("tcp://here:1", "file:///tmp/x")),
+    plan: st.dictionaries(st.text("ab.*", min_size=1), st.sampled_from(("columns", "rows", "sequence"))),
+}
 NUMBERS = (-2, -1, 0, 1, 2.5, 70000)
 
 
@@ -87,8 +93,8 @@ def values(field: Field) -> st.SearchStrategy[Any]:
         fitting = instances(field.hint)
     elif isinstance(reader(field), OneOf):
         fitting = st.sampled_from(reader(field).names)
-    elif reader(field) in (dtype, url):
-        fitting = st.sampled_from({dtype: DTYPES, url: ("tcp://here:1", "file:///tmp/x")}[reader(field)])
+    elif reader(field) in READ:
+        fitting = READ[reader(field)]
     elif reader(field) not in (None, extended):
         fitting = st.sampled_from(("bf16", "powersgd", "my.module:hooks.fast"))
     elif field.hint is bool:

@@ -31,7 +31,7 @@ def as_before() -> Iterator[None]:
 
 
 def test_the_keys_are_those_of_spec_files() -> None:
-    assert list(SETTINGS) == ["amp", "apex", "ddp", "horovod", "oss", "sddp", "fairscale-fsdp", "deepspeed"]
+    assert list(SETTINGS) == ["amp", "apex", "ddp", "fsdp", "tensor", "horovod", "oss", "sddp", "fairscale-fsdp", "deepspeed"]
 
 
 @pytest.mark.parametrize("key", SETTINGS)

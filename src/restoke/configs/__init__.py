@@ -30,7 +30,9 @@ if TYPE_CHECKING:
         DeepspeedZeROConfig,
     )
     from restoke.configs.fairscale import FairscaleFSDPConfig, FairscaleOSSConfig, FairscaleSDDPConfig
+    from restoke.configs.fsdp import FSDPConfig
     from restoke.configs.horovod import HorovodConfig
+    from restoke.configs.tensor import TensorConfig
 
 # the settings of engines are imported when first asked for: a run that does not use an engine does not wait for them
 _PLACES = {
@@ -48,7 +50,9 @@ _PLACES = {
     "FairscaleFSDPConfig": "fairscale",
     "FairscaleOSSConfig": "fairscale",
     "FairscaleSDDPConfig": "fairscale",
+    "FSDPConfig": "fsdp",
     "HorovodConfig": "horovod",
+    "TensorConfig": "tensor",
 }
 
 
@@ -80,6 +84,7 @@ __all__ = [
     "DeepspeedZeROConfig",
     "DistributedOptions",
     "FP16Options",
+    "FSDPConfig",
     "FairscaleFSDPConfig",
     "FairscaleOSSConfig",
     "FairscaleSDDPConfig",
@@ -87,6 +92,7 @@ __all__ = [
     "HorovodOps",
     "OffloadDevice",
     "ParamNormalize",
+    "TensorConfig",
     "key_of",
     "register",
     "settings",

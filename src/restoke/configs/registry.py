@@ -51,6 +51,8 @@ SETTINGS = Registry(
         "amp": "restoke.configs.amp:AMPConfig",
         "apex": "restoke.configs.apex:ApexConfig",
         "ddp": "restoke.configs.ddp:DDPConfig",
+        "fsdp": "restoke.configs.fsdp:FSDPConfig",
+        "tensor": "restoke.configs.tensor:TensorConfig",
         "horovod": "restoke.configs.horovod:HorovodConfig",
         "oss": "restoke.configs.fairscale:FairscaleOSSConfig",
         "sddp": "restoke.configs.fairscale:FairscaleSDDPConfig",

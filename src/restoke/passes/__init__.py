@@ -7,12 +7,20 @@ from collections.abc import Callable
 from torch import nn
 
 from restoke.passes.convert import convert
-from restoke.spec import Precision
+from restoke.spec import Precision, Spec
+from restoke.world import World
 
-PASSES: tuple[Callable[[nn.Module, Precision], None], ...] = (convert,)
+Pass = Callable[[nn.Module, Spec, World, Precision], None]  # in place: names and types stay
 
 
-def apply_passes(model: nn.Module, precision: Precision) -> None:
+def _convert(model: nn.Module, spec: Spec, world: World, precision: Precision) -> None:
+    convert(model, precision)
+
+
+PASSES: tuple[Pass, ...] = (_convert,)
+
+
+def apply_passes(model: nn.Module, spec: Spec, world: World, precision: Precision) -> None:
     """Every pass, in order, in place."""
     for one in PASSES:
-        one(model, precision)
+        one(model, spec, world, precision)

@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from restoke.configs import AMPConfig, ClipGradConfig
 from restoke.optim import OptimizerSpec
-from restoke.passes import apply_passes
+from restoke.passes.convert import convert
 from restoke.precision import dtype
 from restoke.session import Session
 from restoke.spec import Clip
@@ -73,7 +73,7 @@ class Bare:
         self.case, self.world = case, world
         self.means = PRECISIONS[case.spec.precision].means
         self.module = EXAMPLES[case.example].build().to(world.device)
-        apply_passes(self.module, self.means)
+        convert(self.module, self.means)
         many = case.row.processes == "many"
         self.model = DistributedDataParallel(self.module, device_ids=world.device_ids) if many else self.module
         self.optimizer = torch.optim.SGD(self.module.parameters(), lr=0.1, momentum=0.9)
