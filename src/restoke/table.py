@@ -9,6 +9,7 @@ import attrs
 from restoke.configs.ddp_rules import ddp_problems, ddp_rendezvous
 from restoke.errors import Problem, SpecError, nearest
 from restoke.facts import Facts
+from restoke.held import replicated, whole
 from restoke.plugins import Plugin, plugins
 from restoke.rows import Case, PrecisionRow, Row
 from restoke.rules import RULES
@@ -49,7 +50,14 @@ PRECISIONS = {
 }
 
 BUILT_IN = (
-    Row(name="single", where="restoke.strategies.single", summary="One process, one device.", auto=True, bitwise=True),
+    Row(
+        name="single",
+        where="restoke.strategies.single",
+        summary="One process, one device.",
+        memory=whole,
+        auto=True,
+        bitwise=True,
+    ),
     Row(
         name="ddp",
         where="restoke.strategies.ddp",
@@ -59,6 +67,7 @@ BUILT_IN = (
         settings="ddp",
         rules=(ddp_problems,),
         rendezvous=ddp_rendezvous,
+        memory=replicated,
         auto=True,
         bitwise=True,
     ),

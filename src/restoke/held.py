@@ -1,0 +1,133 @@
+"""What a rank holds in memory, by class, and what a strategy's formula says that it must hold. Pure arithmetic, in bytes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Literal
+
+import attrs
+from attrs import field, frozen
+
+from restoke.configs import DDPConfig
+from restoke.spec import Spec
+
+Moment = Literal["before forward", "end of backward", "after the step"]
+MOMENTS: tuple[Moment, ...] = ("before forward", "end of backward", "after the step")
+
+
+@frozen
+class Held:
+    """Bytes by class. A storage is of one class, and counts once with all its bytes, padding too, however many tensors view it.
+
+    `gathered` are parameters that are whole on this rank for a while, or about to be; `buckets` what gradients are sent from,
+    where that is a storage of its own; `activations` what forward and backward made, `other` all else that was seen.
+    """
+
+    parameters: int = 0
+    gradients: int = 0
+    optimizer: int = 0
+    activations: int = 0
+    gathered: int = 0
+    buffers: int = 0
+    buckets: int = 0
+    other: int = 0
+
+    @classmethod
+    def of(cls, bytes_by_class: Mapping[str, int]) -> Held:
+        return cls(**bytes_by_class)
+
+    @property
+    def total(self) -> int:
+        return sum(attrs.astuple(self))
+
+    @property
+    def state(self) -> int:
+        """What belongs to the model and its optimizer: all but activations and other. Formulas speak of this."""
+        return self.total - self.activations - self.other
+
+
+CLASSES = tuple(each.name for each in attrs.fields(Held))
+
+
+def _shape(value: Iterable[int]) -> tuple[int, ...]:
+    return tuple(value)
+
+
+@frozen
+class Weight:
+    """A parameter as the user wrote it: its whole shape, the bytes of an element, and the unit that it is gathered with."""
+
+    shape: tuple[int, ...] = field(converter=_shape)
+    itemsize: int = 4
+    trained: bool = True
+    unit: int = 0
+
+    @property
+    def numel(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return self.numel * self.itemsize
+
+
+def _weights(values: Iterable[Any]) -> tuple[Weight, ...]:
+    return tuple(value if isinstance(value, Weight) else Weight(**value) for value in values)
+
+
+@frozen
+class Sizes:
+    """What formulas are evaluated on: the parameters, the bytes of the buffers, and the optimizer's state, as bytes for each
+    element that it steps (Adam in float32: 8) and bytes beside them for each parameter (Adam: 4, its step count)."""
+
+    weights: tuple[Weight, ...] = field(converter=_weights)
+    buffers: int = 0
+    per_element: float = 0.0
+    per_parameter: float = 0.0
+
+    @property
+    def parameters(self) -> int:
+        return sum(weight.nbytes for weight in self.weights)
+
+    @property
+    def trained(self) -> tuple[Weight, ...]:
+        return tuple(weight for weight in self.weights if weight.trained)
+
+    @property
+    def gradients(self) -> int:
+        return sum(weight.nbytes for weight in self.trained)
+
+    def optimizer(self, elements: int, parameters: int) -> int:
+        """The bytes of the state for so many elements of so many parameters."""
+        return round(self.per_element * elements + self.per_parameter * parameters)
+
+
+@frozen
+class Place:
+    """Where a formula is evaluated: a rank of a world, under a spec."""
+
+    spec: Spec
+    rank: int = 0
+    size: int = 1
+
+
+Formula = Callable[[Sizes, Place, Moment], Held]
+
+
+def whole(sizes: Sizes, place: Place, moment: Moment) -> Held:
+    """Everything, and gradients until the step has used them up."""
+    elements = sum(weight.numel for weight in sizes.trained)
+    return Held(
+        parameters=sizes.parameters,
+        gradients=0 if moment == "before forward" else sizes.gradients,
+        optimizer=sizes.optimizer(elements, len(sizes.trained)),
+        buffers=sizes.buffers,
+    )
+
+
+def replicated(sizes: Sizes, place: Place, moment: Moment) -> Held:
+    """As `whole`, and DDP's buckets, which are as large as the gradients and stay. Gradients may be views of them."""
+    held = whole(sizes, place, moment)
+    views = place.spec.setting(DDPConfig).gradient_as_bucket_view
+    return attrs.evolve(held, buckets=sizes.gradients - (held.gradients if views else 0))
