@@ -12,7 +12,6 @@ from restoke.configs.rendezvous import Rendezvous
 from restoke.errors import Problem
 from restoke.facts import Facts, installed
 from restoke.held import Formula
-from restoke.held import Formula
 from restoke.spec import Precision, Spec
 
 Rule = Callable[[Spec, Facts], Iterator[Problem]]
@@ -40,7 +39,6 @@ class Row:
     class; a row from another package gives the class itself as `settings_class`. `rules` find what else it cannot do.
     `offload`, `tensor`, `compiles` and `optimizers` are what it takes of these axes; `blocks`: it works block by block.
     `memory` is the formula of what a rank holds, where there is one.
-    `memory` is the formula of what a rank holds, where there is one.
     `auto` marks the row that `strategy=auto` takes for its kind of `processes`; `bitwise` one that runs the very operations of
     a hand-written loop (under torch's DDP, for a row of many), so that its numbers equal that loop's to the last bit.
     """
@@ -62,7 +60,6 @@ class Row:
     blocks: bool = False
     compiles: tuple[str, ...] = ("none", "blocks", "model")
     optimizers: tuple[str, ...] = ("given", "fused", "foreach")
-    memory: Formula | None = None
     memory: Formula | None = None
     auto: bool = False
     bitwise: bool = False
