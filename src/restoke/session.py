@@ -28,6 +28,8 @@ from restoke.world import World, facts_here, ranks_here
 if TYPE_CHECKING:
     from restoke.data import Loader
 
+PREPARED: list[Callable[[Session], None]] = []  # who is told of each session when its parts are made: what measures a script
+
 
 @final
 class Session:
@@ -123,6 +125,8 @@ class Session:
         self._take(bind(self, parts))
         if self.spec.seed is not None:
             seed_all(self.spec.seed, 1 + self.world.data_rank)
+        for told in PREPARED:
+            told(self)
         return parts.model
 
     def _take(self, verbs: Verbs) -> None:

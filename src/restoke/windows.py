@@ -24,6 +24,11 @@ class Windows:
     def ending(self) -> bool:
         return self.done + 1 >= self.length or self._last
 
+    @property
+    def loaders(self) -> list[Any]:
+        """Those that are being iterated, the outermost first."""
+        return [entry[0] for entry in self._loaders]
+
     def close(self) -> None:
         """The next micro-batch begins a window of full length, until a loader says otherwise."""
         self.done = 0
