@@ -12,7 +12,7 @@ from typing import Protocol, cast
 from attrs import define, frozen
 
 LAYERS: tuple[tuple[str, ...], ...] = (
-    tuple("_version errors said spec held table rows rules rules_passes facts plugins ranks configs".split()),
+    tuple("_version errors said spec held prepared table rows rules rules_passes facts plugins ranks configs".split()),
     ("comm", "world", "optim", "seeds", "settle", "meshes"),
     ("parts", "steppers", "state", "precision", "passes", "nn", "blocks", "replicas"),
     ("strategies",),

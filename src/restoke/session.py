@@ -16,6 +16,7 @@ from restoke.optim import OptimizerSpec, build_scheduler
 from restoke.parts import Parts, Request, Step
 from restoke.passes import apply_passes
 from restoke.precision import LossScaler, loss_scaler
+from restoke.prepared import TOLD
 from restoke.said import say_once
 from restoke.seeds import seed_all
 from restoke.session_loaders import Loaders
@@ -27,8 +28,6 @@ from restoke.world import World, facts_here, ranks_here
 
 if TYPE_CHECKING:
     from restoke.data import Loader
-
-PREPARED: list[Callable[[Session], None]] = []  # who is told of each session when its parts are made: what measures a script
 
 
 @final
@@ -125,7 +124,7 @@ class Session:
         self._take(bind(self, parts))
         if self.spec.seed is not None:
             seed_all(self.spec.seed, 1 + self.world.data_rank)
-        for told in PREPARED:
+        for told in TOLD:
             told(self)
         return parts.model
 
