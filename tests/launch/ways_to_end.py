@@ -24,10 +24,14 @@ def threads() -> None:
 
 
 def raises() -> None:
+    """Rank 1 raises when both have written: whoever has not begun by then is ended before it does."""
+    note = Path(sys.argv[2]) / "began"
     sys.stdout.write(f"rank {RANK} began\n")
-    if RANK == 1:
-        raise ValueError("the second rank's own fault")
-    time.sleep(LONG)
+    if RANK == 0:
+        note.touch()
+        time.sleep(LONG)
+    wait_until(note.exists)
+    raise ValueError("the second rank's own fault")
 
 
 def vanishes() -> None:
