@@ -7,6 +7,7 @@ import subprocess
 import sys
 import termios
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,21 @@ def test_output_goes_on_into_the_log_when_the_reader_went_away(tmp_path: Path) -
     with Screen(tmp_path / "log", tmp_path, (writes, os.dup(writes))) as screen:
         write(screen.paths[0], "unseen\n")
     assert (tmp_path / "log").read_text() == "unseen\n"
+
+
+def test_nothing_is_lost_where_the_stream_returns_at_once(tmp_path: Path) -> None:
+    reads, writes = os.pipe()
+    os.set_blocking(writes, False)
+    text = "".join(f"{n}\n" for n in range(CHUNK))
+    log = tmp_path / "log"
+    with open(reads) as reader, ThreadPoolExecutor() as pool, Screen(log, tmp_path, (writes, 2)) as screen:
+        written = pool.submit(write, screen.paths[0], text)
+        while log.stat().st_size <= CHUNK:  # more than the stream holds
+            assert not written.done()
+        assert reader.read(len(text)) == text
+        written.result()
+    os.close(writes)
+    assert log.read_text() == text
 
 
 def test_a_terminal_stays_a_terminal_of_the_same_size(tmp_path: Path) -> None:

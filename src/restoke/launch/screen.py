@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import select
 import selectors
 import termios
 import threading
@@ -85,4 +86,7 @@ def _write(to: int, data: bytes) -> None:
     """All of it; a reader that went away (`| head`) or a full disk ends the copy, not the job."""
     with contextlib.suppress(OSError):
         while data:
-            data = data[os.write(to, data) :]
+            try:
+                data = data[os.write(to, data) :]
+            except BlockingIOError:  # whoever shares the stream set it to return at once
+                select.select((), (to,), ())
