@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
@@ -83,6 +83,7 @@ class Session:
         self._loaders = Loaders(self)
         self.registered: dict[str, Any] = {"loaders": self._loaders}
         self._parts: Parts | None = None
+        self.attach: Callable[[Callable[[], None] | None], None] = self._attach  # what is called after each optimizer step
         self._take(unprepared())
         if self.spec.seed is not None:
             seed_all(self.spec.seed)
@@ -127,6 +128,9 @@ class Session:
         for told in TOLD:
             told(self)
         return parts.model
+
+    def _attach(self, after: Callable[[], None] | None) -> None:
+        self._take(bind(self, self.parts, after))
 
     def _take(self, verbs: Verbs) -> None:
         self._verbs = verbs
@@ -198,3 +202,35 @@ class Session:
         from restoke.session_state import load
 
         return load(self, Path(folder), tag, strict)
+
+    def resume(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        every: int | None = None,
+        keep: int | None = None,
+        extras: Callable[[], Mapping[str, Any]] | None = None,
+        strict: bool = True,
+        signals: Iterable[str | int] | None = None,
+    ) -> dict[str, Any]:
+        """Load the newest good checkpoint, if there is one, and save a new one wherever a signal asks the job to stop.
+
+        Where any rank gets SIGTERM or SIGUSR1, or under a launcher Ctrl-C, all ranks save after the same optimizer step and
+        leave with the exit code `restoke.stopping.RESUME`, 75. Every rank calls this, once the model is prepared.
+
+        Args:
+            every: save as well after each so many optimizer steps.
+            keep: the newest so many checkpoints of the folder stay; None: all.
+            extras: called at each save, for plain values and tensors of the script's own.
+            signals: by name or number, instead of those above.
+
+        Returns:
+            The extras of the checkpoint; nothing where there was none.
+
+        Raises:
+            SessionError: called twice in a process, or in another thread than the main one, or the script handles the signal.
+            CheckpointError: there are checkpoints, and none can be loaded.
+        """
+        from restoke.stopping.resuming import resume_one
+
+        return resume_one(self, folder, every=every, keep=keep, extras=extras, strict=strict, names=signals)

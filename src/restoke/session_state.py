@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
 
 from restoke import checkpoint
 from restoke.errors import CheckpointError
-from restoke.parts import Captured, Chunk
+from restoke.parts import Captured, Chunk, Saved
 from restoke.said import say
 from restoke.seeds import rng_state, seed_all, set_rng_state
 
@@ -40,7 +40,27 @@ def capture(session: Session, extras: Mapping[str, Any]) -> Captured:
     return captured
 
 
-def restore(session: Session, saved: checkpoint.Opened, strict: bool) -> dict[str, Any]:
+class ByRank(Protocol):
+    """Looked up by rank."""
+
+    def __getitem__(self, rank: int, /) -> Mapping[str, Any]: ...
+
+
+class Kept(Saved, Protocol):
+    """A checkpoint as a session needs it."""
+
+    notes: list[str]  # lines to be said
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks saved it."""
+
+    @property
+    def rank_values(self) -> ByRank:
+        """What each rank kept under `rank/`."""
+
+
+def restore(session: Session, saved: Kept, strict: bool) -> dict[str, Any]:
     """Put it all back; what could not be is said on stderr by the main rank, and refused where `strict`."""
     notes = list(saved.notes) + session.parts.state.restore(saved, strict)
     state = saved.values["session"]
@@ -84,7 +104,7 @@ def _capture_own(session: Session, captured: Captured, kind: str, tensors: dict[
         captured.chunks[f"{kind}/{session.world.rank}/{name}"] = Chunk.whole(tensor)
 
 
-def _restore_buffers(session: Session, saved: checkpoint.Opened) -> None:
+def _restore_buffers(session: Session, saved: Kept) -> None:
     """Each rank's own, where they were saved; else they are rank 0's already."""
     keys = set(saved.keys())
     with torch.no_grad():
@@ -93,7 +113,7 @@ def _restore_buffers(session: Session, saved: checkpoint.Opened) -> None:
                 buffer.copy_(saved.read(key))
 
 
-def _restore_gradients(session: Session, saved: checkpoint.Opened) -> None:
+def _restore_gradients(session: Session, saved: Kept) -> None:
     """Each rank's own; at another world size the mean of all, which averages to the same at the window's end."""
     own = saved.world_size == session.world.size
     ranks = [session.world.rank] if own else list(range(saved.world_size))
@@ -130,7 +150,7 @@ def _restore_schedulers(session: Session, states: list[dict[str, Any]], strict: 
     return [f"schedulers: the checkpoint has {len(states)}, {why}: none was restored"]
 
 
-def _restore_registered(session: Session, saved: checkpoint.Opened, strict: bool) -> list[str]:
+def _restore_registered(session: Session, saved: Kept, strict: bool) -> list[str]:
     """Each rank's own; at another world size rank 0's."""
     rank = session.world.rank if saved.world_size == session.world.size else 0
     states = saved.rank_values[rank]["registered"]
@@ -145,7 +165,7 @@ def _restore_registered(session: Session, saved: checkpoint.Opened, strict: bool
     return notes
 
 
-def _restore_rng(session: Session, saved: checkpoint.Opened) -> None:
+def _restore_rng(session: Session, saved: Kept) -> None:
     """Each rank's own generators; at another world size they begin anew from the seed and the step, where there is a seed."""
     if saved.world_size == session.world.size:
         set_rng_state(saved.rank_values[session.world.rank]["rng"], session.world.device)

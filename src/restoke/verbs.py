@@ -37,9 +37,13 @@ def unprepared() -> Verbs:
     return Verbs(refuse, refuse, refuse, refuse, refuse, refuse)
 
 
-def bind(session: Session, parts: Parts) -> Verbs:
-    """The verbs for these parts; where every micro-batch is a window of its own there is nothing to count or divide."""
+def bind(session: Session, parts: Parts, after: Callable[[], None] | None = None) -> Verbs:
+    """The verbs for these parts; where every micro-batch is a window of its own there is nothing to count or divide.
+
+    `after` is called when a window has ended."""
     boundary = _boundary(session, parts)
+    if after is not None:
+        boundary = _followed(boundary, after)
     return _each_alone(parts, boundary) if session.spec.accumulate == 1 else _in_windows(session, parts, boundary)
 
 
@@ -70,6 +74,15 @@ def _boundary(session: Session, parts: Parts) -> Callable[[], Step]:
         return finish(clip(limit))
 
     return clipped
+
+
+def _followed(boundary: Callable[[], Step], after: Callable[[], None]) -> Callable[[], Step]:
+    def followed() -> Step:
+        step = boundary()
+        after()
+        return step
+
+    return followed
 
 
 def _each_alone(parts: Parts, boundary: Callable[[], Step]) -> Verbs:
