@@ -12,11 +12,11 @@ from typing import Protocol, cast
 from attrs import define, frozen
 
 LAYERS: tuple[tuple[str, ...], ...] = (
-    tuple("_version errors said spec held prepared table rows rules rules_passes facts plugins ranks configs".split()),
+    tuple("_version errors said stopped spec held prepared table rows rules rules_passes facts plugins ranks configs".split()),
     ("comm", "world", "optim", "seeds", "settle", "meshes"),
     ("parts", "steppers", "state", "precision", "passes", "nn", "blocks", "replicas"),
     ("strategies",),
-    ("session", "session_loaders", "session_state", "verbs", "windows", "data", "checkpoint", "memory"),
+    ("session", "session_loaders", "session_state", "verbs", "windows", "data", "checkpoint", "stopping", "memory"),
     ("launch", "playground", "facades", "testing"),
     ("cli", "__main__"),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from restoke.stopped import RESUME as RESUME
 from restoke.stopped import Stopped as Stopped
+from restoke.stopping.joint import resume as resume
 from restoke.stopping.resuming import end as end
-from restoke.stopping.resuming import resume as resume
 
 __all__ = ["RESUME", "Stopped", "end", "resume"]

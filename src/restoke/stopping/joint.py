@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, final
 
@@ -17,9 +18,39 @@ from restoke.errors import CheckpointError, SessionError
 from restoke.parts import Captured
 from restoke.session import Session
 from restoke.session_state import ByRank, capture, restore
+from restoke.stopping.resuming import Extras, Whole, begin
 
 NAME = re.compile(r"[A-Za-z_][\w-]{0,99}")
 NAMES = "sessions"  # among the values: the names
+
+
+def resume(
+    folder: str | os.PathLike[str],
+    sessions: Mapping[str, Session],
+    *,
+    every: int | None = None,
+    keep: int | None = None,
+    extras: Extras | None = None,
+    strict: bool = True,
+    signals: Iterable[str | int] | None = None,
+) -> dict[str, Any]:
+    """As `Session.resume`, for several sessions that are saved together: a GAN's two, say. Every rank calls this.
+
+    Args:
+        sessions: by the names that they have in the checkpoint. An iteration of the training loop ends with a step of the last
+            one: where that has stepped, all of them are saved.
+
+    Raises:
+        SessionError: as `Session.resume`, or a session has no model.
+        CheckpointError: as `Session.resume`, or the checkpoint is one of other sessions.
+    """
+    check(sessions)
+    whole = Whole(
+        last=list(sessions.values())[-1],
+        save=lambda *args: save(sessions, *args),
+        load=lambda folder, strict: load(sessions, folder, strict),
+    )
+    return begin(whole, folder, every=every, keep=keep, extras=extras, strict=strict, names=signals)
 
 
 def check(sessions: Mapping[str, Session]) -> None:

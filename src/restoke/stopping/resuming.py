@@ -7,7 +7,7 @@ import itertools
 import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 import torch.distributed as dist
 from attrs import frozen
@@ -16,45 +16,18 @@ from restoke.checkpoint.agree import alone
 from restoke.checkpoint.generations import is_checkpoint, present
 from restoke.errors import SessionError
 from restoke.said import say
-from restoke.session import Session
 from restoke.stopped import Stopped, promise
-from restoke.stopping import joint, signals
+from restoke.stopping import signals
 from restoke.stopping.ballot import Ballot, lacking
 from restoke.stopping.gate import NEVER, Gate
 from restoke.stopping.listener import ACKNOWLEDGED, Alone, Listener, Together
 from restoke.world import World
 
+if TYPE_CHECKING:
+    from restoke.session import Session
+
 Extras = Callable[[], Mapping[str, Any]]
 _NUMBER = itertools.count()  # of the calls of `resume`, alike on all ranks
-
-
-def resume(
-    folder: str | os.PathLike[str],
-    sessions: Mapping[str, Session],
-    *,
-    every: int | None = None,
-    keep: int | None = None,
-    extras: Extras | None = None,
-    strict: bool = True,
-    signals: Iterable[str | int] | None = None,
-) -> dict[str, Any]:
-    """As `Session.resume`, for several sessions that are saved together: a GAN's two, say. Every rank calls this.
-
-    Args:
-        sessions: by the names that they have in the checkpoint. An iteration of the training loop ends with a step of the last
-            one: where that has stepped, all of them are saved.
-
-    Raises:
-        SessionError: as `Session.resume`, or a session has no model.
-        CheckpointError: as `Session.resume`, or the checkpoint is one of other sessions.
-    """
-    joint.check(sessions)
-    whole = Whole(
-        last=list(sessions.values())[-1],
-        save=lambda *args: joint.save(sessions, *args),
-        load=lambda folder, strict: joint.load(sessions, folder, strict),
-    )
-    return begin(whole, folder, every=every, keep=keep, extras=extras, strict=strict, names=signals)
 
 
 def resume_one(session: Session, folder: str | os.PathLike[str], **options: Any) -> dict[str, Any]:
