@@ -27,6 +27,12 @@ app.command(
 )
 app.command("restoke.cli.commands:check", name="check", help="Say what a declaration means here, or why it cannot run.")
 
+app.command(
+    "restoke.cli.checkpoint:app",
+    name="checkpoint",
+    help="Look into checkpoints, check them, and write their weights for other programs.",
+)
+
 
 def run(tokens: Sequence[str]) -> int:
     """The exit code of a command line: 2, and a message, for what is refused."""
