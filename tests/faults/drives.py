@@ -79,7 +79,9 @@ class Drive:
     def _left(self, names: Names, content: Content) -> Drive:
         def copy(folder: _Folder) -> _Folder:
             found = folder.now(names(len(folder.pending)))
-            return _Folder({name: _File(*[content(it)] * 2) if isinstance(it, _File) else copy(it) for name, it in found.items()})
+            return _Folder(
+                {name: _File(*[content(it)] * 2) if isinstance(it, _File) else copy(it) for name, it in found.items()}
+            )
 
         return Drive(copy(self.root))
 

@@ -22,7 +22,9 @@ def check_ends(outcomes: list[Outcome]) -> None:
         others = [end for end in outcome.ends if end is not victim]
         assert victim.killed if outcome.operation else victim.code == 0, str(outcome)
         assert not any(end.hung for end in others), str(outcome)
-        assert {end.kind for end in others} <= ({"RuntimeError", "CheckpointError"} if outcome.operation else {""}), str(outcome)
+        assert {end.kind for end in others} <= ({"RuntimeError", "CheckpointError"} if outcome.operation else {""}), str(
+            outcome
+        )
 
 
 @pytest.mark.parametrize(("tag", "keep", "ranks"), CASES)

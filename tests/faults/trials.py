@@ -95,10 +95,11 @@ def recorded(trial: Trial, folder: Path) -> Recording:
     return recording
 
 
-def killed(trial: Trial, folder: Path, points: Sequence[Point] | None = None) -> list[Outcome]:
-    """At each of these points, by default at all there are. `folder` is an empty one."""
+def killed(trial: Trial, folder: Path, victim: int | None = None) -> list[Outcome]:
+    """At every point there is, or those of one rank. `folder` is an empty one."""
     recording = recorded(trial, folder)
-    found = list(_killed(trial, recording, folder / "killed", points or recording.points))
+    points = [point for point in recording.points if victim in (None, point.rank)]
+    found = list(_killed(trial, recording, folder / "killed", points))
     seen = looked(trial, [folder / "killed" / str(i) for i in range(len(found))])
     return [Outcome(point, operation, ends, label) for (point, operation, ends), label in zip(found, seen, strict=True)]
 
@@ -166,5 +167,5 @@ def _look(trial: Trial, folders: Sequence[Path]) -> list[Any]:
 def _seen(trial: Trial, folder: Path) -> Any:
     try:
         return trial.look(folder)
-    except Exception as error:
+    except BaseException as error:  # the exception of torch's checkpoint is none of Exception
         return f"{type(error).__name__}: {error}"
