@@ -8,15 +8,15 @@ from typing import Any, final, overload
 
 import torch
 from attrs import define, field
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from restoke.checkpoint.agree import alone, together
-from restoke.checkpoint.container import BITS, DTYPES
+from restoke.checkpoint.container import DTYPES
 from restoke.checkpoint.find import candidates
 from restoke.checkpoint.generations import faulty
 from restoke.checkpoint.manifest import Manifest, Piece, TensorEntry, file_name, parse, read_body
-from restoke.checkpoint.plain import decode_mapping
+from restoke.checkpoint.plain import MALFORMED, decode_mapping
+from restoke.checkpoint.reading import TensorFile
 from restoke.checkpoint.tiling import Box
 from restoke.errors import CheckpointError, nearest
 from restoke.world import World
@@ -40,7 +40,7 @@ class Opened:
     meta: Mapping[str, Any] = field(init=False)
     values: Mapping[str, Any] = field(init=False)
     rank_values: Sequence[Mapping[str, Any]] = field(init=False)
-    _files: dict[int, Any] = field(factory=dict, init=False)
+    _files: dict[int, TensorFile] = field(factory=dict, init=False)
 
     def __attrs_post_init__(self) -> None:
         self.meta = decode_mapping(self.manifest.meta, self.read)
@@ -81,11 +81,11 @@ class Opened:
             why = f"there is no box of shape {shape} at {offsets} in {entry.shape}"
             raise CheckpointError.of(key, "a box", why, "offsets and shape within the tensor, or neither")
         result = torch.empty(wanted.shape, dtype=DTYPES[entry.dtype])
-        bits = result.view(BITS[result.element_size()])
         for piece in entry.pieces if result.numel() else ():
             shared = wanted.shared(piece.box)
             if shared is not None:
-                bits[shared.within(wanted)].copy_(self._slice(key, piece, shared).view(bits.dtype))
+                part = result[shared.within(wanted)] if result.ndim else result
+                self._fill(key, piece, shared, part)
         return result
 
     def _entry(self, key: str) -> TensorEntry:
@@ -93,16 +93,15 @@ class Opened:
             raise CheckpointError.of("key", key, f"{self.tag} has no such tensor", nearest(key, self.keys()))
         return self.manifest.tensors[key]
 
-    def _slice(self, key: str, piece: Piece, shared: Box) -> Tensor:
+    def _fill(self, key: str, piece: Piece, shared: Box, part: Tensor) -> None:
         file = self.path / file_name(piece.rank, self.world_size)
         try:
             if piece.rank not in self._files:
-                self._files[piece.rank] = safe_open(file, "pt")
-            part: Tensor = self._files[piece.rank].get_slice(key)[shared.within(piece.box) or ...]
-        except (OSError, SafetensorError) as error:
+                self._files[piece.rank] = TensorFile.open(file)
+            self._files[piece.rank].read(key, self.manifest.tensors[key].dtype, piece.box, shared, part)
+        except (OSError, *MALFORMED) as error:
             why = f"{file.name} could be read when it was opened, and cannot any more ({error})"
             raise CheckpointError.of("checkpoint", str(self.path), why, "load again") from error
-        return part
 
 
 @final
