@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from restoke.optim import OptimizerSpec as OptimizerSpec
     from restoke.session import Session as Session
     from restoke.spec import Spec as Spec
+    from restoke.stopping.joint import resume as resume
 
 # where each public name is, loaded on first use: `restoke --help` must not wait for torch
 _PLACES = {
@@ -51,6 +52,7 @@ _PLACES = {
     "Session": "restoke.session",
     "Spec": "restoke.spec",
     "RestokeError": "restoke.errors",
+    "resume": "restoke.stopping.joint",
     "Loader": "restoke.data",
     "BucketedDistributedSampler": "restoke.data",
     "Stoke": "restoke.facades.stoke.face",

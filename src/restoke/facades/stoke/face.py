@@ -115,6 +115,7 @@ class Stoke(Reports):
         # once in each micro-batch, so they are looked up here
         self._run_back, self._end, self._begin_window = session.backward_divided, session.step, self._losses.track.begin_window
         self._backward_is_due = True
+        session.attach = self._attach
         if verbose:
             self.print(repr(self._status).split("\n"))
 
@@ -147,8 +148,19 @@ class Stoke(Reports):
     def _stepped(self, step: Step | None) -> Step | None:
         self._backward_is_due = True
         if step is not None:
-            self._losses.track.begin_window()
+            self._begin_window()
         return step
+
+    def _attach(self, after: Callable[[], None] | None) -> None:
+        """What follows a step comes when this object, too, is done with it: a checkpoint then holds it as a whole."""
+        begin = self._losses.track.begin_window
+
+        def begin_and_more() -> None:
+            begin()
+            if after is not None:
+                after()
+
+        self._begin_window = begin if after is None else begin_and_more
 
     @contextmanager
     def evaluate(self) -> Iterator[None]:
@@ -225,6 +237,19 @@ class Stoke(Reports):
             extras = self.session.load(path, tag, strict)
         self._backward_is_due = True
         return extras
+
+    def resume(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        every: int | None = None,
+        keep: int | None = None,
+        extras: Callable[[], Mapping[str, Any]] | None = None,
+        strict: bool = True,
+        signals: Iterable[str | int] | None = None,
+    ) -> dict[str, Any]:
+        """Load the newest checkpoint in `path`, if any, and save there wherever a signal asks to stop: see `Session.resume`."""
+        return self.session.resume(path, every=every, keep=keep, extras=extras, strict=strict, signals=signals)
 
     def DataLoader(  # noqa: N802 - the name that scripts call
         self,
