@@ -1,7 +1,7 @@
 """A drive that loses power: from the operations of a run, what may be on it afterwards.
 
-What `sync` of a file has not covered may be lost, and so may names that `sync` of their folder has not. Names in one folder reach
-the drive in their order (as journals do it), those of different folders in any; a rename is there as a whole or not at all.
+What `sync` of a file has not covered may be lost, and so may names that `sync` of their folder has not. Names in one folder
+reach the drive in their order (as journals do it), those of different folders in any; a rename is whole or not there.
 """
 
 from __future__ import annotations
@@ -71,17 +71,23 @@ class Drive:
         none: Names = lambda changes: 0  # noqa: E731
         every: Names = lambda changes: changes  # noqa: E731
         some: Names = lambda changes: chance.randint(0, changes)  # noqa: E731
+
+        def mixed(file: _File) -> bytes:
+            return chance.choice((LOST, KEPT, torn))(file)
+
         yield from (self._left(none, LOST), self._left(every, KEPT), self._left(every, LOST), self._left(every, torn))
         yield self._left(none, KEPT)
         for _ in range(more):
-            yield self._left(some, lambda file: chance.choice((LOST, KEPT, torn))(file))
+            yield self._left(some, mixed)
 
     def _left(self, names: Names, content: Content) -> Drive:
         def copy(folder: _Folder) -> _Folder:
             found = folder.now(names(len(folder.pending)))
-            return _Folder(
-                {name: _File(*[content(it)] * 2) if isinstance(it, _File) else copy(it) for name, it in found.items()}
-            )
+            return _Folder({name: kept(it) if isinstance(it, _File) else copy(it) for name, it in found.items()})
+
+        def kept(file: _File) -> _File:
+            data = content(file)
+            return _File(data, data)
 
         return Drive(copy(self.root))
 

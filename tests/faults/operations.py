@@ -1,4 +1,4 @@
-"""The interposed file layer: every change that this process makes below a folder, whichever library makes it, is announced first.
+"""The interposed file layer: every change that this process makes below a folder is announced first, whoever makes it.
 
 It stands in for the functions of `os` and for `open`, so what is tested need not know of it. What bypasses Python (a writer in
 C++ or Rust) is not seen; `drives.Drive.replay` of a recorded run, compared with the folder, proves that nothing did.
@@ -117,8 +117,8 @@ class _Layer:
             old, new = self.inside(source), self.inside(target)
             if old is None and new is None:
                 return real(source, target)
-            assert old and new, f"{source} -> {target}: in or out of the folder is not modelled"
-            return self.perform(Operation("rename", old, new), lambda: real(source, target))
+            assert None not in (old, new), f"{source} -> {target}: in or out of the folder is not modelled"
+            return self.perform(Operation("rename", str(old), str(new)), lambda: real(source, target))
 
         return stand_in
 
@@ -172,7 +172,8 @@ class _Layer:
         name = self.inside(file)
         if name is None:
             return int(REAL["pwrite"](file, data, offset))
-        return self._halves(name, data, offset, lambda half, at: REAL["pwrite"](file, half, at))
+        start = os.fstat(file).st_size if _appends(file) else offset  # as Linux does it
+        return self._halves(name, data, start, lambda half, at: REAL["pwrite"](file, half, at))
 
     def allocate(self, file: int, offset: int, length: int) -> None:
         size = max(os.fstat(file).st_size, offset + length)

@@ -1,4 +1,4 @@
-"""A process that has imported torch and restoke and runs neither: what it forks starts in milliseconds and inherits no threads."""
+"""A process that has imported torch and runs nothing: what it forks starts in milliseconds and inherits no threads."""
 
 from __future__ import annotations
 
