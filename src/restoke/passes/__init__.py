@@ -7,6 +7,7 @@ from collections.abc import Callable
 from torch import nn
 
 from restoke.passes.convert import convert
+from restoke.passes.remat import remat
 from restoke.spec import Precision, Spec
 from restoke.world import World
 
@@ -17,7 +18,11 @@ def _convert(model: nn.Module, spec: Spec, world: World, precision: Precision) -
     convert(model, precision)
 
 
-PASSES: tuple[Pass, ...] = (_convert,)
+def _remat(model: nn.Module, spec: Spec, world: World, precision: Precision) -> None:
+    remat(model, spec)
+
+
+PASSES: tuple[Pass, ...] = (_convert, _remat)
 
 
 def apply_passes(model: nn.Module, spec: Spec, world: World, precision: Precision) -> None:
