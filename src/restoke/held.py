@@ -71,6 +71,17 @@ class Weight:
     def nbytes(self) -> int:
         return self.numel * self.itemsize
 
+    def rows(self, rank: int, shards: int) -> int:
+        """The elements in a rank's rows, cut as torch.chunk cuts: the last may have fewer, or none. A scalar is not cut."""
+        if not self.shape:
+            return 1
+        each, first = -(-self.shape[0] // shards), rank * -(-self.shape[0] // shards)
+        return min(each, max(0, self.shape[0] - first)) * math.prod(self.shape[1:])
+
+    def padded(self, shards: int) -> int:
+        """The bytes of each shard where all are as long as the first."""
+        return self.rows(0, shards) * self.itemsize
+
 
 def _weights(values: Iterable[Any]) -> tuple[Weight, ...]:
     return tuple(value if isinstance(value, Weight) else Weight(**value) for value in values)
@@ -105,11 +116,12 @@ class Sizes:
 
 @frozen
 class Place:
-    """Where a formula is evaluated: a rank of a world, under a spec."""
+    """Where a formula is evaluated: a rank of a world of `size`, `per_node` of them on a machine, under a spec."""
 
     spec: Spec
     rank: int = 0
     size: int = 1
+    per_node: int = 1
 
 
 Formula = Callable[[Sizes, Place, Moment], Held]
@@ -131,3 +143,27 @@ def replicated(sizes: Sizes, place: Place, moment: Moment) -> Held:
     held = whole(sizes, place, moment)
     views = place.spec.setting(DDPConfig).gradient_as_bucket_view
     return attrs.evolve(held, buckets=sizes.gradients - (held.gradients if views else 0))
+
+
+def optimizer_in_shares(sizes: Sizes, place: Place, moment: Moment) -> Held:
+    """As `replicated`, with the optimizer's state of this rank's rows alone (ZeRO stage 1)."""
+    return attrs.evolve(replicated(sizes, place, moment), optimizer=_state_of_rows(sizes, place.rank, place.size))
+
+
+def sharded(sizes: Sizes, place: Place, moment: Moment) -> Held:
+    """Shards of everything over all ranks: rows of each parameter, parameters and gradients padded to equal length."""
+    return in_shards(sizes, place.rank, place.size, moment)
+
+
+def in_shards(sizes: Sizes, rank: int, shards: int, moment: Moment) -> Held:
+    """What the rank of a group of so many shards holds between steps. No parameter is gathered at a named moment."""
+    return Held(
+        parameters=sum(weight.padded(shards) for weight in sizes.weights),
+        gradients=0 if moment == "before forward" else sum(weight.padded(shards) for weight in sizes.trained),
+        optimizer=_state_of_rows(sizes, rank, shards),
+        buffers=sizes.buffers,
+    )
+
+
+def _state_of_rows(sizes: Sizes, rank: int, shards: int) -> int:
+    return sizes.optimizer(sum(weight.rows(rank, shards) for weight in sizes.trained), len(sizes.trained))
