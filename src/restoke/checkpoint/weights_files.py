@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -15,7 +16,7 @@ from torch import Tensor
 from restoke.checkpoint.container import CODES, DTYPES
 from restoke.checkpoint.manifest import LARGEST
 from restoke.checkpoint.tiling import Box
-from restoke.checkpoint.weights_index import Located
+from restoke.checkpoint.weights_index import Located, unique
 from restoke.checkpoint.weights_torch import is_torch_file, state_dict
 from restoke.errors import CheckpointError
 
@@ -113,11 +114,19 @@ def _from_safetensors(path: Path) -> Found:
         handle: Any = safe_open(path, "pt")
         tensors = {name: _of_slice(path, handle, name) for name in handle.keys()}  # noqa: SIM118
         said = handle.metadata() or {}
-    except SafetensorError as error:
+        _check_header(path)
+    except (SafetensorError, ValueError) as error:
         why = f"it is no whole safetensors file ({error})"
         raise CheckpointError.of("weights", str(path), why, OTHER_FILE) from error
     aliases = {name: owner for name, owner in said.items() if owner in tensors and name not in tensors}
     return Found(path.name, tensors, aliases)
+
+
+def _check_header(path: Path) -> None:
+    """Raises ValueError where a name is in it twice, which the library lets pass. All else of the header it has checked."""
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        json.loads(file.read(length), object_pairs_hook=unique)
 
 
 def _of_slice(path: Path, handle: Any, name: str) -> Source:

@@ -97,7 +97,7 @@ def _weight_map(path: Path) -> dict[str, str]:
     try:
         if path.stat().st_size > LIMIT:
             raise ValueError(f"it is larger than {LIMIT} bytes")
-        data = json.loads(path.read_bytes(), object_pairs_hook=_unique)
+        data = json.loads(path.read_bytes(), object_pairs_hook=unique)
         found = data.get("weight_map") if isinstance(data, dict) else None
         if not isinstance(found, dict) or not found:
             raise ValueError("it has no weight_map")
@@ -108,10 +108,11 @@ def _weight_map(path: Path) -> dict[str, str]:
     return found
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """For `json.loads`. Raises ValueError."""
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise ValueError("a key is in it twice")
+        raise ValueError("a name is in it twice")
     return found
 
 
