@@ -11,7 +11,7 @@ import attrs
 from cyclopts import Group, Parameter
 
 from restoke.cli.flags import Flags, declared
-from restoke.launch.job import LOGS, Nodes, Target
+from restoke.launch.job import GRACE, LOGS, Nodes, Target
 from restoke.spec import Spec, outside_spec, read_mapping
 
 WHAT = Group("What to run", sort_key=1)
@@ -37,6 +37,7 @@ Count = Annotated[int, _option("--nodes", "Machines; start the same command on e
 NodeRank = Annotated[int, _option("--node-rank", "Which of them this is, from 0.")]
 Endpoint = Annotated[str, _option("--rdzv-endpoint", "HOST:PORT of node 0, where they meet.", show_default=False)]
 LogDir = Annotated[Path, _option("--log-dir", "Every rank's output goes to a new folder here; the last ten are kept.")]
+Grace = Annotated[float, _option("--grace", "Seconds for ranks that save and leave (session.resume), after a signal.")]
 As = Annotated[str | None, _option("--as", "Stand in for this library: a script that says `import stoke` runs as it is.", WHAT)]
 Words = Annotated[str, Parameter(name="SCRIPT", help="script.py ARGS..., or -m module ARGS...")]
 
@@ -53,6 +54,7 @@ def launch(
     node_rank: NodeRank = 0,
     rdzv_endpoint: Endpoint = "",
     log_dir: LogDir = LOGS,
+    grace: Grace = GRACE,
 ) -> int:
     """Start a script under a declaration: one process, or torchrun's agent with several.
 
@@ -63,7 +65,7 @@ def launch(
 
     where = Nodes(count=nodes, rank=node_rank, endpoint=rdzv_endpoint)
     outside = _outside(spec, flags, assignments)
-    return start(plan(_target(words), outside, nodes=where, facade=facade, logs=log_dir))
+    return start(plan(_target(words), outside, nodes=where, facade=facade, logs=log_dir, grace=grace))
 
 
 def check(*, flags: Axes = UNTOUCHED, spec: SpecFile = None, assignments: Assignments = None) -> int:

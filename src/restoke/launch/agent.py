@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import signal
 import sys
 import tempfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, final
 
@@ -18,16 +19,18 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, launch_agent
 
 from restoke.errors import LaunchError, RestokeError
-from restoke.launch.blame import verdict
+from restoke.launch.blame import all_stopped, verdict
 from restoke.launch.job import Job
 from restoke.launch.logs import new_folder
 from restoke.launch.records import log_of
 from restoke.launch.report import report
+from restoke.launch.requests import AGENTS, ENDING, Requests
 from restoke.launch.screen import Screen
-from restoke.launch.watch import PATIENCE, Watch
+from restoke.launch.watch import PATIENCE, End, Watch
 from restoke.launch.worker import Orders, command
+from restoke.stopped import RESUME
 
-HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+HANDLED = (*ENDING, AGENTS, signal.SIGUSR1)
 
 
 @final
@@ -58,22 +61,34 @@ def run(job: Job) -> int:
     """
     folder = new_folder(job.logs).resolve()
     first = job.nodes.rank * job.per_node
-    watch = Watch(folder, range(first, first + job.per_node))
+    watch = Watch(folder, range(first, first + job.per_node), job.grace)
     with _restored(), tempfile.TemporaryDirectory(prefix="restoke-") as pipes:
         os.environ.update(job.environment)
         _share_cores(job)
         with Screen(log_of(folder, first), Path(pipes)) as screen, watch:
             orders = Orders(parent=os.getpid(), folder=str(folder), screen=screen.paths, facade=job.facade)
             os.environ.update(orders.environment)
+            Requests().take()
             codes, signalled = _launched(job, folder, watch)
+    ends = watch.ends(codes)
+    if all_stopped(ends):
+        return _resume(ends, first)
     if signalled:
         sys.stderr.write(f"restoke: stopped by {signal.Signals(signalled).name}\n")
         return 128 + signalled
-    found = verdict(watch.ends(codes))
+    found = verdict(ends)
     if found is None:
         return 0
     sys.stderr.write(report(found, folder, job.nodes.count))
     return found.code
+
+
+def _resume(ends: Sequence[End], first: int) -> int:
+    """The exit code of a job that was asked to stop, and did. The main rank has said so, but on its own node's screen alone."""
+    record = ends[0].record
+    if first > 0 and record is not None:
+        sys.stderr.write(f"restoke: {record.error}\n")
+    return RESUME
 
 
 def _launched(job: Job, folder: Path, watch: Watch) -> tuple[dict[int, int], int]:
@@ -137,7 +152,8 @@ def _config(job: Job, folder: Path) -> LaunchConfig:
         local_addr="127.0.0.1" if alone else None,
         max_restarts=0,
         monitor_interval=0.1,
-        shutdown_timeout=int(max(PATIENCE.values())),
+        shutdown_timeout=math.ceil(max(job.grace, *PATIENCE.values())),
+        signals_to_handle=AGENTS.name,
         logs_specs=Logs(folder),
     )
 

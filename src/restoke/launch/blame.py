@@ -81,7 +81,18 @@ def is_echo(end: End) -> bool:
     return any(phrase in each for each in said for phrase in COLLATERAL)
 
 
+def all_stopped(ends: Sequence[End]) -> bool:
+    """Whether every rank has saved and left, as it was asked to."""
+    return all(map(_stopped, ends))
+
+
+def _stopped(end: End) -> bool:
+    return end.record is not None and end.record.phase == "stopped"
+
+
 def _failed(end: End) -> bool:
+    if _stopped(end):
+        return False  # however its process came to its end then
     return exit_code(end) != 0 or (end.record is not None and end.record.phase == "failed")
 
 

@@ -12,6 +12,7 @@ from attrs import frozen
 from restoke.spec import ENVIRONMENT, Spec
 
 LOGS = Path(".restoke/logs")
+GRACE = 120.0  # seconds, for a step and a checkpoint
 
 
 @frozen
@@ -42,7 +43,8 @@ class Job:
     """`spec` is what was declared, with each `auto` resolved; `outside` the same as the ranks are told it.
 
     `processes` counts those of all nodes. `agent` says whether torchrun's agent starts them; without it there is one process,
-    which has no ranks. `facade` is the library whose name the script imports.
+    which has no ranks. `facade` is the library whose name the script imports. `grace` is how many seconds ranks have after a
+    signal that have promised to save and leave.
     """
 
     target: Target
@@ -53,6 +55,7 @@ class Job:
     nodes: Nodes = Nodes()
     facade: str | None = None
     logs: Path = LOGS
+    grace: float = GRACE
 
     @property
     def per_node(self) -> int:

@@ -14,7 +14,7 @@ import attrs
 
 from restoke.errors import LaunchError, nearest
 from restoke.facts import Facts
-from restoke.launch.job import LOGS, Job, Nodes, Target
+from restoke.launch.job import GRACE, LOGS, Job, Nodes, Target
 from restoke.launch.machine import machine
 from restoke.rows import Row
 from restoke.spec import Spec
@@ -39,15 +39,18 @@ def plan(
     nodes: Nodes | None = None,
     facade: str | None = None,
     logs: Path = LOGS,
+    grace: float = GRACE,
 ) -> Job:
     """The job for a target under a partial spec.
 
     Raises:
-        LaunchError: the script, module or facade is not there, or the number of processes cannot be told.
+        LaunchError: the script, module or facade is not there, the number of processes cannot be told, or there is no grace.
         SpecError: the spec cannot run here.
     """
     check_target(target)
     check_facade(facade)
+    if not grace > 0:
+        raise LaunchError.of("grace", grace, "ranks that save and leave need some time", "--grace SECONDS, more than 0")
     nodes = nodes or Nodes()
     spec, facts = place(outside, nodes)
     return Job(
@@ -59,6 +62,7 @@ def plan(
         nodes=nodes,
         facade=facade,
         logs=logs,
+        grace=grace,
     )
 
 

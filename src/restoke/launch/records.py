@@ -12,7 +12,7 @@ from typing import Literal
 import attrs
 from attrs import field, frozen
 
-Phase = Literal["running", "finished", "failed"]
+Phase = Literal["running", "finished", "failed", "stopped"]
 
 
 def texts(values: Iterable[str]) -> tuple[str, ...]:
@@ -24,12 +24,14 @@ def texts(values: Iterable[str]) -> tuple[str, ...]:
 class Record:
     """`monotonic_ns` is comparable between the processes of one machine; `chain` names the error and what caused it.
 
-    `code` is the exit code that the rank is about to have.
+    `code` is the exit code that the rank is about to have. `saves` says that it saves and leaves where a signal asks for it;
+    one that has is "stopped", and `error` says where.
     """
 
     rank: int
     pid: int = field(factory=os.getpid)
     phase: Phase = "running"
+    saves: bool = False
     code: int = 0
     error: str = ""
     chain: tuple[str, ...] = field(default=(), converter=texts)

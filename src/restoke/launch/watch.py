@@ -16,10 +16,13 @@ from typing import Self, final
 from attrs import define, frozen
 
 from restoke.launch.records import Record, read
+from restoke.said import say
+from restoke.stopped import RESUME
+from restoke.stopping.signals import ECHO
 
 PERIOD = 0.05  # seconds between two looks
 GRACE = 2.0  # seconds that the others get to end after a failure
-PATIENCE = {signal.SIGINT: 5.0, signal.SIGTERM: 30.0, signal.SIGHUP: 30.0}  # and after a signal: time to save and leave
+PATIENCE = {signal.SIGINT: 5.0, signal.SIGTERM: 30.0, signal.SIGHUP: 30.0}  # and after a signal
 
 
 @frozen(kw_only=True)
@@ -52,9 +55,12 @@ class _Sight:
 class Watch:
     """A context around a job. It peeks at its children and never reaps them: their owner is whoever started them."""
 
-    def __init__(self, folder: Path, ranks: Iterable[int]) -> None:
+    def __init__(self, folder: Path, ranks: Iterable[int], grace: float = 0) -> None:
+        """`grace` is how many seconds ranks have after a signal that have promised to save and leave."""
         self._folder = folder
         self._sights = {rank: _Sight(alive_ns=time.monotonic_ns()) for rank in ranks}
+        self._grace = grace
+        self._asked: float | None = None  # when the first signal came
         self._deadline: float | None = None
         self._wakes, self._woken = os.pipe()
         self._before = -1
@@ -99,15 +105,46 @@ class Watch:
     def _look_on(self) -> None:
         while not self._stopped.is_set():
             if select.select([self._wakes], [], [], PERIOD)[0]:
-                number = os.read(self._wakes, 1)[0]
-                if number in PATIENCE:
-                    self._expect_end(PATIENCE[signal.Signals(number)])
+                for number in os.read(self._wakes, 64):
+                    self._heard(number)
             for rank, sight in self._sights.items():
                 if not sight.gone_ns and self._known(rank, sight):
                     self._look_at(rank, sight)
             if self._deadline is not None and time.monotonic() > self._deadline:
                 self._deadline = None
                 self.kill()
+
+    def _heard(self, number: int) -> None:
+        """A signal to the launcher; the agent, which is the ranks' parent, passes on those that it knows."""
+        now = time.monotonic()
+        if number == signal.SIGUSR1:
+            self._pass_on(number)
+        elif number not in PATIENCE:
+            return
+        elif self._asked is None:
+            self._asked = now
+            self._expect_end(self._patience(signal.Signals(number)))
+        elif now - self._asked > ECHO:
+            self.kill()
+
+    def _patience(self, number: signal.Signals) -> float:
+        if not self._saving():
+            return PATIENCE[number]
+        say(f"{number.name}: the ranks have {self._grace:.0f} s to save and leave; once more ends them at once")
+        return self._grace
+
+    def _saving(self) -> list[int]:
+        """The process ids of the ranks that have promised to save and leave."""
+        records = [read(self._folder, rank) for rank in self._sights]
+        return [record.pid for record in records if record is not None and record.saves]
+
+    def _pass_on(self, number: int) -> None:
+        """What schedulers send ahead of a time limit. It would kill a rank that does not expect it."""
+        if not (saving := self._saving()):
+            say(f"{signal.Signals(number).name}: no rank saves and leaves then (session.resume): nothing is done")
+        for pid in saving:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
 
     def _expect_end(self, grace: float) -> None:
         self._deadline = min(self._deadline or float("inf"), time.monotonic() + grace)
@@ -129,7 +166,7 @@ class Watch:
             record = read(self._folder, rank)
             sight.code = 0 if record is not None and record.phase == "finished" else None
         if sight.code != 0:
-            self._expect_end(GRACE)
+            self._expect_end(max(self._grace, GRACE) if sight.code == RESUME else GRACE)
 
 
 def peek(pid: int) -> tuple[bool, int | None]:

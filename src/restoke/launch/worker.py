@@ -22,6 +22,7 @@ from restoke.launch.alias import install
 from restoke.launch.leave import leave
 from restoke.launch.main_module import own_frames_removed, run
 from restoke.launch.records import Record, log_of, texts
+from restoke.stopped import RESUME, Stopped, on_promise
 
 VARIABLE = "RESTOKE_WORKER"
 PR_SET_PDEATHSIG = 1
@@ -64,6 +65,7 @@ def main(words: Sequence[str]) -> NoReturn:
     if folder is not None:
         _redirect(orders.screen if rank == 0 else (), log_of(folder, rank))
         Record(rank=rank).write(folder)
+        on_promise(lambda: Record(rank=rank, saves=True).write(folder))
     faulthandler.enable()
     record = _outcome(words, rank, orders.facade, log_of(folder, rank) if folder else None)
     if folder is not None:
@@ -97,6 +99,8 @@ def _outcome(words: Sequence[str], rank: int, facade: str | None, log: Path | No
         if facade is not None:
             install(facade)
         run(words)
+    except Stopped as stopped:
+        return Record(rank=rank, phase="stopped", code=RESUME, error=str(stopped))
     except SystemExit as error:
         at, code = time.monotonic_ns(), _exit_code(error.code)
         if code == 0:
