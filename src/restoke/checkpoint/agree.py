@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from restoke.comm import broadcast_json, gather_json
+from restoke.checkpoint.messages import COLLECTIVES, Messages
 from restoke.errors import CheckpointError, Problem, RestokeError
 from restoke.world import World
 
@@ -22,7 +22,7 @@ REMEDIES = {
 }
 
 
-def together(work: Callable[[], tuple[T, Any]], world: World, about: Path) -> tuple[T, list[Any]]:
+def together(work: Callable[[], tuple[T, Any]], world: World, about: Path, by: Messages = COLLECTIVES) -> tuple[T, list[Any]]:
     """Every rank does its work, which returns what stays here and what all should know: JSON. Every rank calls this.
 
     Returns:
@@ -39,18 +39,18 @@ def together(work: Callable[[], tuple[T, Any]], world: World, about: Path) -> tu
         return said
 
     outcome, cause = _attempt(say, about)
-    said = _values(gather_json(outcome, world), world, cause)
+    said = _values(by.gather(outcome, world), world, cause)
     return kept[0], said
 
 
-def alone(work: Callable[[], Any], world: World, about: Path) -> Any:
+def alone(work: Callable[[], Any], world: World, about: Path, by: Messages = COLLECTIVES) -> Any:
     """What `work` returned on rank 0, which alone runs it: a JSON value, on every rank. Every rank calls this.
 
     Raises:
         CheckpointError: on every rank, where rank 0's work failed.
     """
     outcome, cause = _attempt(work, about) if world.is_main else (None, None)
-    return _values([broadcast_json(outcome, world)], world, cause)[0]
+    return _values([by.broadcast(outcome, world)], world, cause)[0]
 
 
 def _attempt(work: Callable[[], Any], about: Path) -> tuple[dict[str, Any], Exception | None]:

@@ -55,9 +55,14 @@ class FileEntry:
     checksum: str
 
 
+def in_order(tensors: Mapping[str, Tensor]) -> list[str]:
+    """The keys in the order in which each tensor is aligned when they lie one after the other."""
+    return sorted(tensors, key=lambda key: (-tensors[key].element_size(), key))
+
+
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], disk: Disk) -> FileEntry:
     """Write a new file; a tensor on another device, or not contiguous, is copied by itself. Raises OSError."""
-    order = sorted(tensors, key=lambda key: (-tensors[key].element_size(), key))  # so that each is aligned
+    order = in_order(tensors)
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for key in order:

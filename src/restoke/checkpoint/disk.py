@@ -92,6 +92,8 @@ def sole_writer(folder: Path) -> Iterator[bool]:
     try:
         yield _locked(handle, folder)
     finally:
+        with contextlib.suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_UN)  # a process that was forked meanwhile has the handle too, and would hold on
         os.close(handle)
 
 

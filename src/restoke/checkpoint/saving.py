@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, final
+
+from attrs import frozen
+from torch import Tensor
 
 from restoke.checkpoint.agree import alone, together
 from restoke.checkpoint.container import FileEntry, write_tensors
 from restoke.checkpoint.disk import DISK, Disk, sole_writer
 from restoke.checkpoint.draft import Draft
 from restoke.checkpoint.generations import REPLACED, STAGED, discard, is_checkpoint, next_generation, recover, retain
-from restoke.checkpoint.manifest import NAME, Manifest, dump, file_name
+from restoke.checkpoint.manifest import NAME, Manifest, TensorEntry, dump, file_name
+from restoke.checkpoint.messages import COLLECTIVES, Messages
 from restoke.checkpoint.plan import Row, assign
 from restoke.comm import gather_json
 from restoke.errors import CheckpointError
@@ -51,30 +55,66 @@ def write(
     Raises:
         CheckpointError: on every rank the same; what was saved before is untouched.
     """
-    folder, target = Path(folder), Path(folder) / str(tag)
+    return commit(agree_on(folder, tag, captured, world, meta=meta, keep=keep), world, disk)
+
+
+@final
+@frozen
+class Agreed:
+    """What a save will write: all ranks have agreed to it, and nothing is written yet."""
+
+    target: Path
+    keep: int | None
+    draft: Draft
+    tensors: dict[str, TensorEntry]
+    own_values: tuple[Any, ...]  # by rank
+    own: Callable[[], Mapping[str, Tensor]]  # what this rank writes, or the reason why it cannot
+
+
+def agree_on(
+    folder: Path | str, tag: str, captured: Captured, world: World, *, meta: Mapping[str, Any], keep: int | None
+) -> Agreed:
+    """The arguments are those of `write`. Every rank calls this, in the thread that trains.
+
+    Raises:
+        CheckpointError: on every rank the same.
+    """
+    target = Path(folder) / str(tag)
     draft, said = together(lambda: _draft(tag, keep, captured, meta, world), world, target)
     if len({item["tag"] for item in said}) > 1:
         raise CheckpointError.of("tag", sorted({item["tag"] for item in said}), "the ranks disagree", "give the same on each")
     tensors = assign(_rows(draft, said, world))
+    mine = [key for key, entry in tensors.items() if any(piece.rank == world.rank for piece in entry.pieces)]
+    own = {key: draft.tensors[key] for key in mine}
+    return Agreed(target, keep, draft, tensors, tuple(item["own_values"] for item in said), lambda: own)
+
+
+def commit(agreed: Agreed, world: World, disk: Disk, by: Messages = COLLECTIVES) -> Path:
+    """Write it. Every rank calls this, in whatever thread its messages allow.
+
+    Raises:
+        CheckpointError: on every rank the same; what was saved before is untouched.
+    """
+    target, folder = agreed.target, agreed.target.parent
     with ExitStack() as held:
-        name, generation = alone(lambda: _stage(folder, target, held, disk), world, target)
+        name, generation = alone(lambda: _stage(folder, target, held, disk), world, target, by)
         try:
-            _, files = together(lambda: _write_own(folder / name, draft, tensors, world, disk), world, target)
+            _, files = together(lambda: _write_own(folder / name, agreed.own(), world, disk), world, target, by)
             manifest = Manifest(
                 generation=generation,
                 created=datetime.now(UTC).isoformat(),
                 files=tuple(FileEntry(*file) for file in files),
-                tensors=tensors,
-                meta=draft.meta,
-                values=draft.values,
-                rank_values=tuple(item["own_values"] for item in said),
+                tensors=agreed.tensors,
+                meta=agreed.draft.meta,
+                values=agreed.draft.values,
+                rank_values=agreed.own_values,
             )
-            alone(lambda: _publish(folder / name, target, manifest, disk), world, target)
+            alone(lambda: _publish(folder / name, target, manifest, disk), world, target, by)
         except BaseException:
             if world.is_main:
                 _abandon(folder / name, disk)
             raise
-        alone(lambda: _tidy(target, keep, disk), world, target)
+        alone(lambda: _tidy(target, agreed.keep, disk), world, target, by)
     return target
 
 
@@ -111,9 +151,8 @@ def _stage(folder: Path, target: Path, held: ExitStack, disk: Disk) -> tuple[str
     return staged.name, generation
 
 
-def _write_own(staged: Path, draft: Draft, manifest_tensors: Mapping[str, Any], world: World, disk: Disk) -> tuple[None, Any]:
-    own = [key for key, entry in manifest_tensors.items() if any(piece.rank == world.rank for piece in entry.pieces)]
-    entry = write_tensors(staged / file_name(world.rank, world.size), {key: draft.tensors[key] for key in own}, disk)
+def _write_own(staged: Path, own: Mapping[str, Tensor], world: World, disk: Disk) -> tuple[None, Any]:
+    entry = write_tensors(staged / file_name(world.rank, world.size), own, disk)
     return None, [entry.bytes, entry.checksum]
 
 
