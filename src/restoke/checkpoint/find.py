@@ -5,19 +5,35 @@ from __future__ import annotations
 from pathlib import Path
 
 from restoke.checkpoint.generations import is_checkpoint, ordered, present
+from restoke.checkpoint.standing import TRIES, names
 from restoke.errors import CheckpointError, nearest
 
+Candidates = tuple[list[tuple[str, str]], dict[str, str]]
 TORCH_FILES = (".pt", ".pth", ".ckpt", ".bin")
 UNSAFE = "if you trust where it came from: restoke.checkpoint.read_stoke(path, names, optimizer), which runs code from the file"
 
 
-def candidates(folder: Path, tag: str | None) -> tuple[list[tuple[str, str]], dict[str, str]]:
+def candidates(folder: Path, tag: str | None) -> Candidates:
     """[tag, name of its folder], best first, and what is wrong with those whose manifest is damaged.
 
     Raises:
         CheckpointError: there is nothing that could be loaded.
     """
     _check_folder(folder)
+    for _ in range(TRIES):
+        before = names(folder)
+        try:
+            found: Candidates | CheckpointError = _candidates(folder, tag)
+        except CheckpointError as error:
+            found = error
+        if names(folder) == before:
+            break  # else a save was at work, and what was seen may never have been there at one time
+    if isinstance(found, CheckpointError):
+        raise found
+    return found
+
+
+def _candidates(folder: Path, tag: str | None) -> Candidates:
     paths = present(folder)
     if tag is not None:
         if tag not in paths:
@@ -26,7 +42,7 @@ def candidates(folder: Path, tag: str | None) -> tuple[list[tuple[str, str]], di
     tags, faults = ordered(folder)
     if not tags and not faults:
         raise _nothing_in(folder)
-    return [(found, paths[found].name) for found in tags], faults
+    return [(found, paths[found].name) for found in tags if found in paths], faults
 
 
 def _check_folder(folder: Path) -> None:
@@ -59,11 +75,11 @@ def _no_such_tag(folder: Path, tag: str, tags: list[str]) -> Exception:
 
 
 def _nothing_in(folder: Path) -> Exception:
-    names = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
-    if not names:
+    there = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
+    if not there:
         return CheckpointError.of("folder", str(folder), "it is empty", "the folder that was saved into")
-    if any(name.endswith(TORCH_FILES) for name in names):
-        why = f"it holds no checkpoint of restoke, but files of torch.save ({names[0]})"
+    if any(name.endswith(TORCH_FILES) for name in there):
+        why = f"it holds no checkpoint of restoke, but files of torch.save ({there[0]})"
         return CheckpointError.of("folder", str(folder), why, UNSAFE)
-    why = f"it holds no checkpoint of restoke, but {', '.join(names[:3])}"
+    why = f"it holds no checkpoint of restoke, but {', '.join(there[:3])}"
     return CheckpointError.of("folder", str(folder), why, "the folder that was saved into")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, final, overload
 
 import torch
-from attrs import define, field
+from attrs import Factory, define, field, frozen
 from torch import Tensor
 
 from restoke.checkpoint.agree import alone, together
@@ -17,11 +18,13 @@ from restoke.checkpoint.generations import faulty
 from restoke.checkpoint.manifest import Manifest, Piece, TensorEntry, file_name, parse, read_body
 from restoke.checkpoint.plain import MALFORMED, decode_mapping
 from restoke.checkpoint.reading import TensorFile
+from restoke.checkpoint.standing import TRIES, Mark, mark
 from restoke.checkpoint.tiling import Box
 from restoke.errors import CheckpointError, nearest
 from restoke.world import World
 
 VALUES = "values/"
+KEPT_OPEN = 256  # files that are opened at once: what becomes of the folder does not concern their reader any more
 
 
 @final
@@ -36,6 +39,7 @@ class Opened:
     path: Path
     tag: str
     manifest: Manifest
+    _mark: Mark = field(default=Factory(lambda opened: mark(opened.path), takes_self=True))
     notes: list[str] = field(factory=list)
     meta: Mapping[str, Any] = field(init=False)
     values: Mapping[str, Any] = field(init=False)
@@ -43,6 +47,9 @@ class Opened:
     _files: dict[int, TensorFile] = field(factory=dict, init=False)
 
     def __attrs_post_init__(self) -> None:
+        for rank in range(min(self.world_size, KEPT_OPEN)):
+            with self._reading(rank):
+                self._file(rank)
         self.meta = decode_mapping(self.manifest.meta, self.read)
         self.values = decode_mapping(self.manifest.values, self.read)
         self.rank_values = _RankValues(self)
@@ -94,13 +101,24 @@ class Opened:
         return self.manifest.tensors[key]
 
     def _fill(self, key: str, piece: Piece, shared: Box, part: Tensor) -> None:
-        file = self.path / file_name(piece.rank, self.world_size)
+        with self._reading(piece.rank):
+            self._file(piece.rank).read(key, self.manifest.tensors[key].dtype, piece.box, shared, part)
+
+    def _file(self, rank: int) -> TensorFile:
+        if rank not in self._files:
+            file = TensorFile.open(self.path / file_name(rank, self.world_size))
+            if mark(self.path) != self._mark:
+                raise ValueError("another save has replaced it")
+            self._files[rank] = file
+        return self._files[rank]
+
+    @contextmanager
+    def _reading(self, rank: int) -> Iterator[None]:
         try:
-            if piece.rank not in self._files:
-                self._files[piece.rank] = TensorFile.open(file)
-            self._files[piece.rank].read(key, self.manifest.tensors[key].dtype, piece.box, shared, part)
+            yield
         except (OSError, *MALFORMED) as error:
-            why = f"{file.name} could be read when it was opened, and cannot any more ({error})"
+            name = file_name(rank, self.world_size)
+            why = f"{name} could be read when it was opened, and cannot any more ({error})"
             raise CheckpointError.of("checkpoint", str(self.path), why, "load again") from error
 
 
@@ -136,15 +154,24 @@ def read(folder: Path | str, tag: str | None, world: World) -> Opened:
             none of restoke's.
     """
     folder = Path(folder)
+    for _ in range(TRIES):
+        verdict = _newest(folder, tag, world)
+        if verdict.opened is not None:
+            return verdict.opened
+    raise CheckpointError.of("folder", str(folder), verdict.fault, "load while nobody saves into it")
+
+
+def _newest(folder: Path, tag: str | None, world: World) -> _Verdict:
+    """On the newest good one, or on one that was replaced meanwhile."""
     names, faults = alone(lambda: candidates(folder, tag), world, folder)
     for found, name in names:
-        opened, fault = _verified(folder / name, found, world)
-        if opened is not None:
-            if faults:
-                bad = ", ".join(f"{tag} cannot ({why})" for tag, why in faults.items())
-                opened.notes.append(f"loaded {found}, the newest checkpoint that can be: {bad}")
-            return opened
-        faults[found] = fault
+        verdict = _verified(folder / name, found, world)
+        if verdict.opened is not None and faults:
+            bad = ", ".join(f"{tag} cannot ({why})" for tag, why in faults.items())
+            verdict.opened.notes.append(f"loaded {found}, the newest checkpoint that can be: {bad}")
+        if verdict.opened is not None or verdict.replaced:
+            return verdict
+        faults[found] = verdict.fault
     raise _none_good(folder, tag, faults)
 
 
@@ -156,25 +183,47 @@ def _none_good(folder: Path, tag: str | None, faults: Mapping[str, str]) -> Exce
     return CheckpointError.of("folder", str(folder), why, "another folder")
 
 
-def _verified(path: Path, tag: str, world: World) -> tuple[Opened | None, str]:
+@final
+@frozen
+class _Verdict:
+    """`replaced`: look again, for a save was at work."""
+
+    opened: Opened | None = None
+    fault: str = ""
+    replaced: bool = False
+
+
+def _verified(path: Path, tag: str, world: World) -> _Verdict:
     """The checkpoint, or what is wrong. Each rank checks its share of the files; all come to the same verdict."""
 
     def check() -> tuple[Opened | None, Any]:
-        try:
-            manifest = parse(read_body(path))
-            shares = range(world.rank, manifest.world_size, world.size)
-            fault = next((fault for rank in shares if (fault := faulty(path, manifest, rank))), "")
-            opened = None if fault else Opened(path, tag, manifest)
-        except (ValueError, OSError) as error:
-            return None, {"fault": str(error)}
-        except CheckpointError as error:
-            return None, {"fault": error.problems[0].why}
-        return opened, {"fault": fault, "same": [manifest.generation, manifest.created]}
+        before = mark(path)
+        opened, said = _own_share(path, tag, world, before)
+        return opened, {**said, "replaced": mark(path) != before}
 
     opened, said = together(check, world, path)
+    if any(item["replaced"] for item in said):
+        return _Verdict(None, f"{tag} was replaced by another save {TRIES} times while it was read", True)
+    for fault in [*(item["fault"] for item in said), *(item["unopened"] for item in said)]:
+        if fault:
+            return _Verdict(None, fault)
     for rank, item in enumerate(said):
-        if item["fault"]:
-            return None, item["fault"]
         if item["same"] != said[0]["same"]:
-            return None, f"rank {rank} sees another one than rank 0: the folder is not shared"
-    return opened, ""
+            return _Verdict(None, f"rank {rank} sees another one than rank 0: the folder is not shared", True)
+    return _Verdict(opened)
+
+
+def _own_share(path: Path, tag: str, world: World, before: Mark) -> tuple[Opened | None, dict[str, Any]]:
+    """`fault` is of this rank's files; `unopened` may be of another's, who says better what is wrong with it."""
+    found = {"fault": "", "unopened": "", "same": []}
+    try:
+        manifest = parse(read_body(path))
+        shares = range(world.rank, manifest.world_size, world.size)
+        if fault := next((fault for rank in shares if (fault := faulty(path, manifest, rank))), ""):
+            return None, found | {"fault": fault}
+        opened = Opened(path, tag, manifest, before)
+    except (ValueError, OSError) as error:
+        return None, found | {"fault": str(error)}
+    except CheckpointError as error:
+        return None, found | {"unopened": error.problems[0].why}
+    return opened, found | {"same": [manifest.generation, manifest.created]}
