@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import final
 
@@ -71,20 +71,25 @@ def export(
     """
     out, cast = Path(out), target_dtype(dtype)
     limit = None if shard_size is None else parse_size(shard_size, "shard_size")
-    _check_target(out, limit is not None, force)
+    with _disk_errors(out):
+        _check_target(out, limit is not None, force)
     weights = open_weights(path, tag=tag, ema=ema)
     items = items_of(weights, cast, tied)
     if not items:
         raise CheckpointError.of("path", str(path), "it holds no weights", "a checkpoint of a model that has parameters")
     files = split(items, limit)
-    try:
+    with _disk_errors(out):
         written = _write(out, files, weights, {} if tied else aliases_of(weights), progress, disk)
-    except OSError as error:
-        why = f"{error.strerror or error}{f' ({Path(error.filename).name})' if error.filename else ''}"
-        raise CheckpointError.of(
-            "out", str(out), f"it cannot be written: {why}", "another place, or free some space"
-        ) from error
     return Exported(tuple(written), len(items), sum(item.bytes for item in items), tuple(_notes(weights)))
+
+
+@contextmanager
+def _disk_errors(out: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        why = f"it cannot be written: {error.strerror or error}"
+        raise CheckpointError.of("out", str(out), why, "another place, or free some space") from error
 
 
 def _check_target(out: Path, sharded: bool, force: bool) -> None:
@@ -110,8 +115,7 @@ def _write(
     out: Path, files: Mapping[str, Sequence[Item]], weights: Weights, aliases: Mapping[str, str], progress: Progress, disk: Disk
 ) -> list[Path]:
     beside = out if out.is_dir() else out.absolute().parent
-    with ExitStack() as held:
-        stage = held.enter_context(staged(beside, disk))
+    with staged(beside, disk) as stage:
         for name, items in files.items():
             names = {item.name for item in items}
             metadata = {alias: owner for alias, owner in aliases.items() if owner in names}

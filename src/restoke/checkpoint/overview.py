@@ -65,6 +65,7 @@ def overviews(path: Path, tag: str | None) -> tuple[Path, list[Overview], Overvi
     folder, tag = placed(path, tag)
     candidates(folder, tag)
     found = [_overview(name, place) for name, place in present(folder).items()]
+    found = [item for item in found if not item.fault or item.path.exists()]  # a save may have deleted it meanwhile
     found.sort(key=lambda item: (-item.generation, item.tag))
     chosen = next((item for item in found if item.tag == tag or (tag is None and item.manifest)), None)
     if tag is not None and chosen is not None and chosen.manifest is None:

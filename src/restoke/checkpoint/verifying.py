@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import final
 
@@ -29,6 +29,12 @@ class Verdict:
     bytes: int
     faults: tuple[str, ...]
 
+    @classmethod
+    def of(cls, tag: str, manifest: Manifest | None, faults: Sequence[str]) -> Verdict:
+        if manifest is None:
+            return cls(tag, None, 0, 0, tuple(faults))
+        return cls(tag, manifest.generation, manifest.world_size, manifest.bytes, tuple(faults))
+
 
 def to_read(path: Path, tag: str | None) -> int:
     """The bytes that `verified` will read. Raises CheckpointError where there is no checkpoint."""
@@ -42,15 +48,19 @@ def verified(path: Path, tag: str | None, progress: Progress) -> Iterator[Verdic
         CheckpointError: there is no checkpoint, or not the one asked for.
     """
     for name, place, manifest, fault in _manifests(path, tag):
-        if manifest is None:
-            yield Verdict(name, None, 0, 0, (fault,))
-            continue
-        faults = []
-        for rank, entry in enumerate(manifest.files):
-            faults += [found] if (found := faulty(place, manifest, rank)) else []
-            progress(name, entry.bytes)
-        faults = faults or _undecodable(place, name, manifest)
-        yield Verdict(name, manifest.generation, manifest.world_size, manifest.bytes, tuple(faults))
+        faults = [fault]
+        if manifest is not None:
+            faults = _faults(name, place, manifest, progress)
+        if not faults or place.exists():  # else a save deleted it meanwhile
+            yield Verdict.of(name, manifest, faults)
+
+
+def _faults(name: str, place: Path, manifest: Manifest, progress: Progress) -> list[str]:
+    found = []
+    for rank, entry in enumerate(manifest.files):
+        found.append(faulty(place, manifest, rank))
+        progress(name, entry.bytes)
+    return [fault for fault in found if fault] or _undecodable(place, name, manifest)
 
 
 def unfinished(path: Path) -> list[str]:
