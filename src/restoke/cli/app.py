@@ -11,6 +11,7 @@ from restoke._version import __version__
 from restoke.errors import RestokeError
 
 REFUSED = 2
+ALONE = ("--memory",)  # the flags of `launch` that have no value
 
 app = App(
     "restoke",
@@ -44,12 +45,12 @@ def run(tokens: Sequence[str]) -> int:
 
 
 def _script_apart(tokens: list[str]) -> list[str]:
-    """A `--` before the script of `launch`: what follows it is the script's, whatever it looks like. Each flag has a value."""
+    """A `--` before the script of `launch`: what follows it is the script's, whatever it looks like."""
     if tokens[:1] != ["launch"]:
         return tokens
     at = 1
     while at < len(tokens) and tokens[at].startswith("-") and tokens[at] not in ("-m", "--"):
-        at += 1 if "=" in tokens[at] else 2
+        at += 1 if "=" in tokens[at] or tokens[at] in ALONE else 2
     if tokens[at : at + 1] == ["--"]:
         return tokens
     return [*tokens[:at], "--", *tokens[at:]]

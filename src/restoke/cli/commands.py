@@ -39,6 +39,7 @@ Endpoint = Annotated[str, _option("--rdzv-endpoint", "HOST:PORT of node 0, where
 LogDir = Annotated[Path, _option("--log-dir", "Every rank's output goes to a new folder here; the last ten are kept.")]
 Grace = Annotated[float, _option("--grace", "Seconds for ranks that save and leave (session.resume), after a signal.")]
 As = Annotated[str | None, _option("--as", "Stand in for this library: a script that says `import stoke` runs as it is.", WHAT)]
+Memory = Annotated[bool, _option("--memory", "Measure memory by class, and show it at the end.", WHAT, negative=())]
 Words = Annotated[str, Parameter(name="SCRIPT", help="script.py ARGS..., or -m module ARGS...")]
 
 UNTOUCHED = Flags()
@@ -54,6 +55,7 @@ def launch(
     node_rank: NodeRank = 0,
     rdzv_endpoint: Endpoint = "",
     log_dir: LogDir = LOGS,
+    memory: Memory = False,
     grace: Grace = GRACE,
 ) -> int:
     """Start a script under a declaration: one process, or torchrun's agent with several.
@@ -65,7 +67,7 @@ def launch(
 
     where = Nodes(count=nodes, rank=node_rank, endpoint=rdzv_endpoint)
     outside = _outside(spec, flags, assignments)
-    return start(plan(_target(words), outside, nodes=where, facade=facade, logs=log_dir, grace=grace))
+    return start(plan(_target(words), outside, nodes=where, facade=facade, logs=log_dir, memory=memory, grace=grace))
 
 
 def check(*, flags: Axes = UNTOUCHED, spec: SpecFile = None, assignments: Assignments = None) -> int:

@@ -22,6 +22,7 @@ from restoke.errors import LaunchError, RestokeError
 from restoke.launch.blame import all_stopped, verdict
 from restoke.launch.job import Job
 from restoke.launch.logs import new_folder
+from restoke.launch.measured import shown
 from restoke.launch.records import log_of
 from restoke.launch.report import report
 from restoke.launch.requests import AGENTS, ENDING, Requests
@@ -66,13 +67,20 @@ def run(job: Job) -> int:
         os.environ.update(job.environment)
         _share_cores(job)
         with Screen(log_of(folder, first), Path(pipes)) as screen, watch:
-            orders = Orders(parent=os.getpid(), folder=str(folder), screen=screen.paths, facade=job.facade)
+            orders = Orders(parent=os.getpid(), folder=str(folder), screen=screen.paths, facade=job.facade, memory=job.memory)
             os.environ.update(orders.environment)
             Requests().take()
             codes, signalled = _launched(job, folder, watch)
-    ends = watch.ends(codes)
+    code = _told(job, folder, watch.ends(codes), signalled)
+    if job.memory:
+        sys.stderr.write(shown(folder, range(first, first + job.per_node)))
+    return code
+
+
+def _told(job: Job, folder: Path, ends: Sequence[End], signalled: int) -> int:
+    """The exit code, after what there is to say of it."""
     if all_stopped(ends):
-        return _resume(ends, first)
+        return _resume(ends, job.nodes.rank * job.per_node)
     if signalled:
         sys.stderr.write(f"restoke: stopped by {signal.Signals(signalled).name}\n")
         return 128 + signalled

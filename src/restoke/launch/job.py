@@ -55,6 +55,7 @@ class Job:
     nodes: Nodes = Nodes()
     facade: str | None = None
     logs: Path = LOGS
+    memory: bool = False  # whether it is measured
     grace: float = GRACE
 
     @property

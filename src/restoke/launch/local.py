@@ -26,6 +26,6 @@ def start(job: Job) -> int:
 def _become(job: Job) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
-    environment = os.environ | job.environment | Orders(facade=job.facade).environment
+    environment = os.environ | job.environment | Orders(facade=job.facade, memory=job.memory).environment
     words = command(job.target.words)
     os.execve(words[0], words, environment)

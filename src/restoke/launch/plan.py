@@ -39,6 +39,7 @@ def plan(
     nodes: Nodes | None = None,
     facade: str | None = None,
     logs: Path = LOGS,
+    memory: bool = False,
     grace: float = GRACE,
 ) -> Job:
     """The job for a target under a partial spec.
@@ -62,6 +63,7 @@ def plan(
         nodes=nodes,
         facade=facade,
         logs=logs,
+        memory=memory,
         grace=grace,
     )
 

@@ -21,6 +21,7 @@ from attrs import field, frozen
 from restoke.launch.alias import install
 from restoke.launch.leave import leave
 from restoke.launch.main_module import own_frames_removed, run
+from restoke.launch.measured import measured
 from restoke.launch.records import Record, log_of, texts
 from restoke.stopped import RESUME, Stopped, on_promise
 
@@ -40,6 +41,7 @@ class Orders:
     folder: str = ""
     screen: tuple[str, ...] = field(default=(), converter=texts)
     facade: str | None = None
+    memory: bool = False
 
     @property
     def environment(self) -> dict[str, str]:
@@ -67,7 +69,8 @@ def main(words: Sequence[str]) -> NoReturn:
         Record(rank=rank).write(folder)
         on_promise(lambda: Record(rank=rank, saves=True).write(folder))
     faulthandler.enable()
-    record = _outcome(words, rank, orders.facade, log_of(folder, rank) if folder else None)
+    with measured(folder, rank) if orders.memory else contextlib.nullcontext():
+        record = _outcome(words, rank, orders.facade, log_of(folder, rank) if folder else None)
     if folder is not None:
         with contextlib.suppress(OSError):  # a full disk must not change how the script ended
             record.write(folder)

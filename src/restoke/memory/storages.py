@@ -35,8 +35,8 @@ def plain(tensor: Tensor) -> Iterator[Tensor]:
     """The tensors that it is made of on this rank: itself, where it wraps none."""
     if is_traceable_wrapper_subclass_type(type(tensor)):
         wrapper: Any = tensor
-        for name in wrapper.__tensor_flatten__()[0]:
-            yield from plain(getattr(wrapper, name))
+        inner = (getattr(wrapper, name) for name in wrapper.__tensor_flatten__()[0])
+        yield from (found for part in inner if isinstance(part, Tensor) for found in plain(part))
     elif tensor.layout is torch.sparse_coo:
         yield from (tensor._indices(), tensor._values())
     elif tensor.layout in COMPRESSED:

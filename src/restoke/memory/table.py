@@ -83,8 +83,8 @@ def _saving(ranks: Sequence[RankMemory]) -> str:
     if share is None:
         return "No optimizer step was seen: nothing to compare with DDP"
     formula = "parameters, gradients and their buckets, optimizer state, buffers"
-    less = f"{share:.1%} less" if share >= 0 else f"{-share:.1%} more"
-    return f"After a step, model and optimizer hold {less} than under DDP: {size(under_ddp(ranks))} by formula ({formula})"
+    than = f"{abs(share):.1%} {'less' if share > 0 else 'more'} than" if abs(share) > 0.0005 else "as much as"
+    return f"After a step, model and optimizer hold {than} under DDP: {size(under_ddp(ranks))}\n({formula}, by formula)"
 
 
 def _elsewhere(ranks: Sequence[RankMemory]) -> Iterable[str]:
