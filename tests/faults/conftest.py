@@ -14,8 +14,12 @@ MEMORY = Path("/dev/shm")
 collect_ignore_glob = [] if sys.platform == "linux" else ["test_*.py"]  # /proc, pidfd and prctl
 
 
+def in_memory() -> tempfile.TemporaryDirectory[str]:
+    """An empty folder, in memory where there is room for that: thousands of small files are synced."""
+    return tempfile.TemporaryDirectory(dir=MEMORY if os.access(MEMORY, os.W_OK) else None)
+
+
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """An empty one, in memory where there is room for that: thousands of small files are synced."""
-    with tempfile.TemporaryDirectory(dir=MEMORY if os.access(MEMORY, os.W_OK) else None) as path:
+    with in_memory() as path:
         yield Path(path)

@@ -8,13 +8,13 @@ from restoke.checkpoint.generations import is_checkpoint, ordered, present
 from restoke.checkpoint.standing import TRIES, names
 from restoke.errors import CheckpointError, nearest
 
-Candidates = tuple[list[tuple[str, str]], dict[str, str]]
+Candidates = tuple[list[tuple[str, str]], dict[str, str], dict[str, int]]
 TORCH_FILES = (".pt", ".pth", ".ckpt", ".bin")
 UNSAFE = "if you trust where it came from: restoke.checkpoint.read_stoke(path, names, optimizer), which runs code from the file"
 
 
 def candidates(folder: Path, tag: str | None) -> Candidates:
-    """[tag, name of its folder], best first, and what is wrong with those whose manifest is damaged.
+    """[tag, name of its folder], best first; what is wrong with those whose manifest is damaged; and what is in the folder.
 
     Raises:
         CheckpointError: there is nothing that could be loaded.
@@ -23,7 +23,7 @@ def candidates(folder: Path, tag: str | None) -> Candidates:
     for _ in range(TRIES):
         before = names(folder)
         try:
-            found: Candidates | CheckpointError = _candidates(folder, tag)
+            found: Candidates | CheckpointError = (*_candidates(folder, tag), before)
         except CheckpointError as error:
             found = error
         if names(folder) == before:
@@ -33,7 +33,7 @@ def candidates(folder: Path, tag: str | None) -> Candidates:
     return found
 
 
-def _candidates(folder: Path, tag: str | None) -> Candidates:
+def _candidates(folder: Path, tag: str | None) -> tuple[list[tuple[str, str]], dict[str, str]]:
     paths = present(folder)
     if tag is not None:
         if tag not in paths:

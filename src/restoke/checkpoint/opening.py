@@ -18,7 +18,7 @@ from restoke.checkpoint.generations import faulty
 from restoke.checkpoint.manifest import Manifest, Piece, TensorEntry, file_name, parse, read_body
 from restoke.checkpoint.plain import MALFORMED, decode_mapping
 from restoke.checkpoint.reading import TensorFile
-from restoke.checkpoint.standing import TRIES, Mark, mark
+from restoke.checkpoint.standing import TRIES, Mark, mark, names
 from restoke.checkpoint.tiling import Box
 from restoke.errors import CheckpointError, nearest
 from restoke.world import World
@@ -163,9 +163,11 @@ def read(folder: Path | str, tag: str | None, world: World) -> Opened:
 
 def _newest(folder: Path, tag: str | None, world: World) -> _Verdict:
     """On the newest good one, or on one that was replaced meanwhile."""
-    names, faults = alone(lambda: candidates(folder, tag), world, folder)
-    for found, name in names:
+    tags, faults, seen = alone(lambda: candidates(folder, tag), world, folder)
+    for found, name in tags:
         verdict = _verified(folder / name, found, world)
+        if verdict.fault and alone(lambda: names(folder), world, folder) != seen:
+            return _Verdict(None, _replaced(found), True)
         if verdict.opened is not None and faults:
             bad = ", ".join(f"{tag} cannot ({why})" for tag, why in faults.items())
             verdict.opened.notes.append(f"loaded {found}, the newest checkpoint that can be: {bad}")
@@ -203,7 +205,7 @@ def _verified(path: Path, tag: str, world: World) -> _Verdict:
 
     opened, said = together(check, world, path)
     if any(item["replaced"] for item in said):
-        return _Verdict(None, f"{tag} was replaced by another save {TRIES} times while it was read", True)
+        return _Verdict(None, _replaced(tag), True)
     for fault in [*(item["fault"] for item in said), *(item["unopened"] for item in said)]:
         if fault:
             return _Verdict(None, fault)
@@ -211,6 +213,10 @@ def _verified(path: Path, tag: str, world: World) -> _Verdict:
         if item["same"] != said[0]["same"]:
             return _Verdict(None, f"rank {rank} sees another one than rank 0: the folder is not shared", True)
     return _Verdict(opened)
+
+
+def _replaced(tag: str) -> str:
+    return f"another save replaced or deleted {tag} while it was read, {TRIES} times"
 
 
 def _own_share(path: Path, tag: str, world: World, before: Mark) -> tuple[Opened | None, dict[str, Any]]:

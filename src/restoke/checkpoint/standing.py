@@ -20,7 +20,7 @@ def mark(path: Path) -> Mark:
     return found.st_ino, found.st_mtime_ns, found.st_size
 
 
-def names(folder: Path) -> list[tuple[str, int]]:
-    """What is in the folder, by name and inode. Raises OSError."""
+def names(folder: Path) -> dict[str, int]:
+    """What is in the folder: names and inodes. Raises OSError."""
     with os.scandir(folder) as entries:
-        return sorted((entry.name, entry.inode()) for entry in entries)
+        return {entry.name: entry.inode() for entry in entries}
