@@ -27,6 +27,7 @@ from restoke.windows import Windows
 from restoke.world import World, facts_here, ranks_here
 
 if TYPE_CHECKING:
+    from restoke.checkpoint.background import Saver
     from restoke.data import Loader
 
 
@@ -83,6 +84,7 @@ class Session:
         self._loaders = Loaders(self)
         self.registered: dict[str, Any] = {"loaders": self._loaders}
         self._parts: Parts | None = None
+        self.saver: Saver | None = None  # where a save was not waited for
         self.attach: Callable[[Callable[[], None] | None], None] = self._attach  # what is called after each optimizer step
         self._take(unprepared())
         if self.spec.seed is not None:
@@ -181,17 +183,29 @@ class Session:
         tag: str | None = None,
         extras: Mapping[str, Any] | None = None,
         keep: int | None = None,
+        wait: bool = True,
     ) -> str:
         """Write a checkpoint and return its tag. Every rank calls this.
 
-        `extras` are plain values and tensors. Of the folder's checkpoints the newest `keep` stay, where that is given.
+        `extras` are plain values and tensors. Of the folder's checkpoints the newest `keep` stay, where that is given. Without
+        `wait` it returns when the state is copied, and a thread writes the copy: see `wait_saved`.
 
         Raises:
-            CheckpointError: it cannot be written, on whichever rank; what was saved before is untouched.
+            CheckpointError: it, or one that was not waited for, cannot be written, on whichever rank; what was saved before is
+                untouched.
         """
         from restoke.session_state import save
 
-        return save(self, Path(folder), f"step-{self.steps}" if tag is None else tag, extras or {}, keep)
+        return save(self, Path(folder), f"step-{self.steps}" if tag is None else tag, extras or {}, keep, wait)
+
+    def wait_saved(self) -> None:
+        """Return when a save that was begun with `wait=False` is on the disk: done by the next save, and at exit, as well.
+
+        Raises:
+            CheckpointError: it could not be written, on whichever rank; what was saved before is untouched.
+        """
+        if self.saver is not None:
+            self.saver.wait()
 
     def load(self, folder: str | os.PathLike[str], tag: str | None = None, strict: bool = True) -> dict[str, Any]:
         """Restore a checkpoint, the newest good one where no tag is given, and return its extras. Every rank calls this.

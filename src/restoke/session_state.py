@@ -81,16 +81,26 @@ def restore(session: Session, saved: Kept, strict: bool) -> dict[str, Any]:
     return extras
 
 
-def save(session: Session, folder: Path, tag: str, extras: Mapping[str, Any], keep: int | None) -> str:
-    """Write the session's checkpoint; returns its tag."""
+def save(session: Session, folder: Path, tag: str, extras: Mapping[str, Any], keep: int | None, wait: bool) -> str:
+    """Write the session's checkpoint, or begin to; returns its tag."""
     if not isinstance(extras, Mapping):
         raise CheckpointError.of("extras", type(extras).__name__, "it is not a mapping of names to values", "{'epoch': 3}")
     meta = {"spec": session.spec.declared(), "steps": session.steps, "torch": str(torch.__version__)}
-    return checkpoint.write(folder, tag, capture(session, extras), session.world, meta=meta, keep=keep).name
+    if session.saver is not None:
+        session.saver.finish()
+    if wait:
+        return checkpoint.write(folder, tag, capture(session, extras), session.world, meta=meta, keep=keep).name
+    if session.saver is None:
+        from restoke.checkpoint.background import Saver
+
+        session.saver = Saver(session.world)
+    return session.saver.start(folder, tag, capture(session, extras), meta=meta, keep=keep).name
 
 
 def load(session: Session, folder: Path, tag: str | None, strict: bool) -> dict[str, Any]:
     """Read and restore a checkpoint; returns its extras."""
+    if session.saver is not None:
+        session.saver.join()
     return restore(session, checkpoint.read(folder, tag, session.world), strict)
 
 
