@@ -12,7 +12,7 @@ from torch import Tensor
 from restoke.world import World
 
 
-def _device(world: World) -> torch.device:
+def device_of(world: World) -> torch.device:
     """Where small messages live: the CPU if the group can send from there, else the rank's device."""
     return torch.device("cpu") if "gloo" in str(dist.get_backend_config()) else world.device
 
@@ -21,7 +21,7 @@ def gather_json(value: Any, world: World) -> list[Any]:
     """Every rank's JSON value, in rank order, on every rank. Also a barrier. Object collectives would pickle; this does not."""
     if world.size == 1:
         return [json.loads(json.dumps(value))]
-    device = _device(world)
+    device = device_of(world)
     data = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8).to(device)
     lengths = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(world.size)]
     dist.all_gather(lengths, torch.tensor([data.numel()], device=device))
@@ -37,7 +37,7 @@ def broadcast_json(value: Any, world: World) -> Any:
     """Rank 0's JSON value on every rank; what the others pass does not matter."""
     if world.size == 1:
         return json.loads(json.dumps(value))
-    device = _device(world)
+    device = device_of(world)
     data = json.dumps(value).encode() if world.rank == 0 else b""
     length = torch.tensor([len(data)], device=device)
     dist.broadcast(length, src=0)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, final
 
 import torch
 from attrs import field, frozen
@@ -95,6 +95,42 @@ class State(Protocol):
         """Copy in what belongs to this rank; returns what was left out, which `strict` refuses."""
 
 
+@final
+@frozen(eq=False, repr=False)
+class Layout:
+    """Which part of the model's tensors this rank holds: all of each (`WHOLE`), or shards as its functions tell."""
+
+    place: Callable[[Tensor], Place]  # the whole's shape, and where this rank's part begins
+    local: Callable[[Tensor], Tensor]  # the part, which shares the tensor's memory
+    like: Callable[[Tensor, Tensor], Tensor]  # a part, as a tensor that lies and is laid out as another
+
+    def chunk(self, tensor: Tensor) -> Chunk:
+        """This rank's part of a tensor of the model, or of one laid out as it."""
+        return Chunk(self.local(tensor.detach()), *self.place(tensor))
+
+    def read(self, saved: Saved, key: str, tensor: Tensor) -> Tensor:
+        """What this rank holds of the tensor, as it was saved: a new CPU tensor."""
+        return saved.read(key, self.place(tensor).offsets, tuple(self.local(tensor.detach()).shape))
+
+
+class Place(NamedTuple):
+    """The shape of a whole tensor, and where in it this rank's part begins."""
+
+    shape: tuple[int, ...]
+    offsets: tuple[int, ...]
+
+
+WHOLE = Layout(
+    place=lambda tensor: Place(tuple(tensor.shape), (0,) * tensor.ndim),
+    local=lambda tensor: tensor,
+    like=lambda part, other: part.to(other.device),
+)
+
+
+def _nothing_is_gathered() -> None:
+    """Each rank's parameters are what they are."""
+
+
 @frozen(eq=False, repr=False)
 class Parts:
     """What a strategy made of a model and an optimizer."""
@@ -106,6 +142,9 @@ class Parts:
     state: State
     set_grad_sync: Callable[[bool], None]  # called before a forward: does the backward after it end a window?
     reduce_grads: Callable[[], None]  # averages gradients that were kept local: a window ended where none had announced it
+    layout: Layout = WHOLE  # which part of each parameter, and so of its gradient, is here
+    reshard: Callable[[], None] = _nothing_is_gathered  # before parameters are read or written: frees those that are gathered
+    own_grads: bool = True  # whether a half window's gradients are whole and each rank's own; else `reduce_grads` makes shards
     local_buffers: bool = False  # whether each rank's buffers are its own for good, not rank 0's from the next forward on
 
 

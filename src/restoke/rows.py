@@ -39,8 +39,9 @@ class Row:
     class; a row from another package gives the class itself as `settings_class`. `rules` find what else it cannot do.
     `offload`, `tensor`, `compiles` and `optimizers` are what it takes of these axes; `blocks`: it works block by block.
     `memory` is the formula of what a rank holds, where there is one.
-    `auto` marks the row that `strategy=auto` takes for its kind of `processes`; `bitwise` one that runs the very operations of
-    a hand-written loop (under torch's DDP, for a row of many), so that its numbers equal that loop's to the last bit.
+    `auto` marks the row that `strategy=auto` takes for its kind of `processes`; `bitwise` one whose numbers equal those
+    of a hand-written loop (under torch's DDP, for a row of many) to the last bit, `bare` one that runs the very operations of
+    that loop. `tried` are the numbers of processes in which the contract tries it; none: 1, and 2 for a row of many.
     """
 
     name: str
@@ -63,6 +64,8 @@ class Row:
     memory: Formula | None = None
     auto: bool = False
     bitwise: bool = False
+    bare: bool = False
+    tried: tuple[int, ...] = ()
     package: str = "restoke"
     refused: str = ""
     instead: str = ""

@@ -168,6 +168,12 @@ class Session:
         """
         return self._loaders.make(dataset, batch_size=batch_size, **options)
 
+    def full_state_dict(self) -> dict[str, Tensor]:
+        """The model's whole state dict, on the CPU, on every rank, by the user's own names. Every rank calls this."""
+        from restoke.whole import gather_whole
+
+        return gather_whole(self.parts.state.capture(), self.world)
+
     def register(self, name: str, thing: Any) -> None:
         """Save and load this object too: its `state_dict` must hold plain values and tensors."""
         if name in self.registered:

@@ -33,8 +33,12 @@ def capture(session: Session, extras: Mapping[str, Any]) -> Captured:
     captured.values["rank/registered"] = {name: thing.state_dict() for name, thing in session.registered.items()}
     captured.values["extras"] = dict(extras)
     captured.values["rank/rng"] = rng_state(session.world.device)
-    if session.windows.done:
+    if session.windows.done and session.parts.own_grads:
         _capture_own(session, captured, "gradient", _gradients(session))
+    elif session.windows.done:
+        session.parts.reduce_grads()
+        layout = session.parts.layout
+        captured.chunks.update({f"gradient/mean/{name}": layout.chunk(grad) for name, grad in _gradients(session).items()})
     if session.windows.done or session.parts.local_buffers:
         _capture_own(session, captured, "buffer", dict(session.parts.module.named_buffers()))
     return captured
@@ -124,15 +128,17 @@ def _restore_buffers(session: Session, saved: Kept) -> None:
 
 
 def _restore_gradients(session: Session, saved: Kept) -> None:
-    """Each rank's own; at another world size the mean of all, which averages to the same at the window's end."""
-    own = saved.world_size == session.world.size
+    """Each rank's own; at another world size, or in shards, the mean of all, which averages to the same at the window's end."""
+    layout, keys = session.parts.layout, set(saved.keys())
+    own = saved.world_size == session.world.size and session.parts.own_grads
     ranks = [session.world.rank] if own else list(range(saved.world_size))
-    keys = set(saved.keys())
+    session.parts.reshard()
     for name, parameter in session.parts.module.named_parameters():
-        found = [saved.read(key) for rank in ranks if (key := f"gradient/{rank}/{name}") in keys]
-        if found:
-            total = torch.stack(found).sum(dim=0) / len(ranks) if len(ranks) > 1 else found[0]
-            parameter.grad = total.to(parameter.device, parameter.dtype)
+        found = [key for rank in ranks if (key := f"gradient/{rank}/{name}") in keys]
+        mean = [key for key in (f"gradient/mean/{name}",) if key in keys]
+        if parts := [layout.read(saved, key, parameter) for key in mean or found]:
+            total = torch.stack(parts).sum(dim=0) / len(ranks) if len(ranks) > 1 and not mean else parts[0]
+            parameter.grad = layout.like(total.to(parameter.dtype), parameter)
 
 
 def _restore_scaler(session: Session, state: dict[str, Any] | None) -> list[str]:

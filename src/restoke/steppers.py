@@ -11,25 +11,38 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from restoke.configs import ClipGradConfig
-from restoke.parts import Stepper
+from restoke.parts import WHOLE, Layout, Stepper
 from restoke.precision import LossScaler, compute_context, matmul_context
 from restoke.spec import Clip, Precision
 
+ClipTo = Callable[[list[nn.Parameter], Clip], Tensor | None]
+
 
 def torch_stepper(
-    module: nn.Module, optimizer: Optimizer, precision: Precision, device: torch.device, scaler: LossScaler | None
+    module: nn.Module,
+    optimizer: Optimizer,
+    precision: Precision,
+    device: torch.device,
+    scaler: LossScaler | None,
+    *,
+    layout: Layout = WHOLE,
+    clip_to: ClipTo | None = None,
 ) -> Stepper:
-    """The steps of bare PyTorch for a model whose gradients are whole tensors, already averaged over the ranks."""
+    """The steps of bare PyTorch, for gradients that are averaged over the ranks already, or for the parts of them here.
+
+    `clip_to` clips where gradients are not whole tensors; torch's own clipping does it where it is None.
+    """
+    clip_grads, local = clip_to or clip_, layout.local
     parameters = list(module.parameters())  # frozen ones too, since a script may unfreeze them later
     matmul = matmul_context(precision)
     backward = _plain_backward if precision.matmul is None else _backward_under(matmul)
 
     def rescale(factor: float) -> None:
-        grads = [p.grad for p in parameters if p.grad is not None]
+        grads = [local(p.grad.detach()) for p in parameters if p.grad is not None]
         torch._foreach_mul_(grads, factor)
 
     def clip(how: Clip) -> Tensor | None:
-        return clip_(parameters, how)
+        return clip_grads(parameters, how)
 
     def step() -> bool:
         optimizer.step()

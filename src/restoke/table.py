@@ -7,6 +7,7 @@ from functools import cache
 import attrs
 
 from restoke.configs.ddp_rules import ddp_problems, ddp_rendezvous
+from restoke.configs.fsdp_rules import copies, one_copy
 from restoke.errors import Problem, SpecError, nearest
 from restoke.facts import Facts
 from restoke.held import replicated, whole
@@ -57,6 +58,7 @@ BUILT_IN = (
         memory=whole,
         auto=True,
         bitwise=True,
+        bare=True,
     ),
     Row(
         name="ddp",
@@ -70,14 +72,47 @@ BUILT_IN = (
         memory=replicated,
         auto=True,
         bitwise=True,
+        bare=True,
+    ),
+    Row(
+        name="zero1",
+        where="restoke.strategies.zero1",
+        summary="As ddp, and each process keeps the optimizer state of its share alone (ZeRO stage 1).",
+        processes="many",
+        devices=("cpu", "cuda", "xpu"),
+        settings="ddp",
+        rules=(ddp_problems,),
+        rendezvous=ddp_rendezvous,
+        bitwise=True,
+    ),
+    *(
+        Row(
+            name=name,
+            where=f"restoke.strategies.{name}",
+            summary=summary,
+            processes="many",
+            devices=("cpu", "cuda", "xpu"),
+            settings="fsdp",
+            rules=(rule,),
+            offload=("none", "cpu"),
+            compiles=("none", "blocks"),
+            blocks=True,
+            tried=tried,
+        )
+        for name, summary, rule, tried in (
+            (
+                "zero2",
+                "Gradients and optimizer state are sharded; forward and backward gather all parameters.",
+                one_copy,
+                (1, 2),
+            ),
+            ("fsdp", "Parameters are sharded too; each block is gathered when it is needed (ZeRO stage 3).", one_copy, (1, 2)),
+            ("hsdp", "As fsdp within groups of processes that hold a copy each.", copies, (2, 4)),
+        )
     ),
     *(
         Row(name=name, processes="many", refused=f"{what} is not connected yet", instead="strategy=ddp")
         for name, what in (
-            ("zero1", "sharding of the optimizer state"),
-            ("zero2", "sharding of gradients and optimizer state"),
-            ("fsdp", "FSDP2"),
-            ("hsdp", "FSDP2 with replicas"),
             ("oss", "FairScale's OSS"),
             ("sddp", "FairScale's ShardedDDP"),
             ("fairscale-fsdp", "FairScale's FSDP"),

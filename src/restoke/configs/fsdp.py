@@ -19,7 +19,7 @@ class FSDPConfig:
         reduce_dtype: dtype in which gradients are reduced over the ranks; None: float32 under bf16 and fp16, else their own.
         reshard_after_backward: Whether each backward frees the gathered parameters, not the last of a window alone.
         find_unused_parameters: Whether ranks may use different parameters in a step; those unused count as zero gradients.
-        replicas: How many groups of ranks hold a whole copy each (hsdp alone); None: one per machine.
+        replicas: How many groups of ranks hold a copy each (hsdp alone); None: one per machine, two on a single one.
         min_unit: Fewest elements of a unit that is gathered by itself, where a model has no blocks and is cut by size.
     """
 

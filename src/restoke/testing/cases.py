@@ -7,10 +7,11 @@ from typing import Any
 
 from attrs import frozen
 
+from restoke.configs import AMPConfig
 from restoke.facts import Facts
 from restoke.rows import Row
 from restoke.spec import Spec
-from restoke.table import problems, rows, usable
+from restoke.table import PRECISIONS, problems, rows, usable
 from restoke.testing.examples import EXAMPLES
 
 ACCUMULATE = (1, 4)
@@ -27,7 +28,9 @@ class Case:
 
     def __str__(self) -> str:
         clip = type(self.spec.clip).__name__ if self.spec.clip else "none"
-        return f"{self.spec.strategy}-{self.spec.precision}-x{self.spec.accumulate}-{clip}-{self.example}-on-{self.processes}"
+        with_ = "" if self.spec.offload == "none" else f"-offload-{self.spec.offload}"
+        what = f"{self.spec.strategy}-{self.spec.precision}-x{self.spec.accumulate}-{clip}{with_}"
+        return f"{what}-{self.example}-on-{self.processes}"
 
     @property
     def row(self) -> Row:
@@ -47,12 +50,13 @@ def _cases(row: Row, device: str, full: bool) -> list[Case]:
     if device not in row.devices:
         return []
     axes: dict[str, list[Any]] = {
-        "processes": [1, 2] if row.processes == "many" else [1],
+        "processes": list(tried(row)),
         "precision": [
             name for name in row.precisions if not _problems(Spec(strategy=row.name, device=device, precision=name), row)
         ],
         "accumulate": list(ACCUMULATE),
         "clip": list(CLIP),
+        "offload": list(row.offload),
         "example": list(EXAMPLES),
     }
     combinations = itertools.product(*axes.values()) if full else _covering(list(axes.values()))
@@ -60,12 +64,21 @@ def _cases(row: Row, device: str, full: bool) -> list[Case]:
     return sorted((_case(row, device, **point) for point in made), key=str)
 
 
+def tried(row: Row) -> tuple[int, ...]:
+    """The numbers of processes that the row is tried in."""
+    return row.tried or ((1, 2) if row.processes == "many" else (1,))
+
+
 def _case(row: Row, device: str, processes: int, example: str, **point: Any) -> Case:
-    return Case(Spec(strategy=row.name, device=device, **point), example, processes)
+    # a scale that none of the examples overflows at: a step that is skipped trains otherwise than float32 does
+    scale = (AMPConfig(init_scale=1024.0),) if PRECISIONS[point["precision"]].means.scaled else ()
+    return Case(Spec(strategy=row.name, device=device, settings=scale, **point), example, processes)
 
 
 def _problems(spec: Spec, row: Row) -> bool:
-    return bool(problems(spec, Facts(launched=row.processes == "many", devices=("cpu", spec.device))))
+    most = max(tried(row))
+    here = Facts(processes=most, launched=row.processes == "many", per_node=most, devices=("cpu", spec.device))
+    return bool(problems(spec, here))
 
 
 def _covering(axes: list[list[Any]]) -> list[tuple[Any, ...]]:

@@ -37,12 +37,17 @@ def weights(module: nn.Module) -> dict[str, Any]:
     return {name: value.detach().double().cpu().numpy() for name, value in module.state_dict().items()}
 
 
+def trained(session: Session) -> dict[str, Any]:
+    """Every tensor of a session's model, whole. Every rank calls this."""
+    return {name: value.double().numpy() for name, value in session.full_state_dict().items()}
+
+
 def by_session(case: Case, steps: int = STEPS) -> dict[str, Any]:
     """Trains the case's example with the verbs of a session."""
     session, losses = started(case), []
     for batch in EXAMPLES[case.example].batches(steps, SIZE):
         losses += one_step(session, case, batch)
-    return {"losses": np.array(losses), **weights(session.parts.module)}
+    return {"losses": np.array(losses), **trained(session)}
 
 
 def started(case: Case) -> Session:
@@ -77,7 +82,7 @@ class Bare:
         many = case.row.processes == "many"
         self.model = DistributedDataParallel(self.module, device_ids=world.device_ids) if many else self.module
         self.optimizer = torch.optim.SGD(self.module.parameters(), lr=0.1, momentum=0.9)
-        self.scaler = torch.amp.GradScaler(world.device.type, AMPConfig().init_scale, enabled=self.means.scaled)
+        self.scaler = torch.amp.GradScaler(world.device.type, case.spec.setting(AMPConfig).init_scale, enabled=self.means.scaled)
 
     def one_step(self, batch: Batch) -> list[float]:
         losses, pieces = [], micro_batches(batch, self.world, self.case.spec.accumulate)

@@ -1,0 +1,163 @@
+"""Whole copies of a model on every rank, their gradients averaged by torch's DDP: what ddp and zero1 have in common."""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from attrs import evolve
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from restoke.configs import DDPConfig
+from restoke.errors import SpecError
+from restoke.parts import Parts, Request, State, Stepper
+from restoke.steppers import torch_stepper
+from restoke.world import World
+
+
+def replicate(
+    request: Request,
+    build: Callable[[nn.Module], Optimizer],
+    state: Callable[[nn.Module, Optimizer], State],
+) -> Parts:
+    """torch's DistributedDataParallel with the settings of DDPConfig, the optimizer that `build` makes, and its state."""
+    config, world = request.spec.setting(DDPConfig), request.world
+    model = request.model.to(world.device)
+    if config.convert_to_sync_batch_norm:
+        model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
+    ddp = _wrap(model, request, config)
+    optimizer = build(model)
+
+    def set_grad_sync(on: bool) -> None:
+        # DDP reads this in its forward: toggled around the backward alone, as `no_sync()` often is, it does nothing
+        ddp.require_backward_grad_sync = on
+
+    def reduce_grads() -> None:
+        average(list(model.parameters()), world)
+
+    frozen = [p for p in model.parameters() if not p.requires_grad]
+
+    def reduce_late() -> None:
+        # DDP knows those alone that were trained when it wrapped the model
+        if late := [p for p in frozen if p.requires_grad]:
+            average(late, world)
+
+    stepper = torch_stepper(model, optimizer, request.precision, world.device, request.scaler)
+    stepper = _watched(ddp, stepper, reduce_grads, reduce_late)
+    sync = set_grad_sync if config.no_sync else _always_in_sync
+    held = state(model, optimizer)
+    return Parts(ddp, model, optimizer, stepper, held, sync, reduce_grads, local_buffers=not config.broadcast_buffers)
+
+
+def _wrap(model: nn.Module, request: Request, config: DDPConfig) -> DistributedDataParallel:
+    if not any(p.requires_grad for p in model.parameters()):
+        why = "no parameter of the model requires a gradient"
+        raise SpecError.of("strategy", request.spec.strategy, why, "strategy=single, or unfreeze some")
+    buffers: dict[str, Any] = {} if config.broadcast_buffers else {"broadcast_buffers": False}
+    with warnings.catch_warnings():
+        # a new name is on its way in torch, but not yet all that the old one means: buffers unsynchronised from the start
+        warnings.filterwarnings("ignore", message=".*broadcast_buffers", category=FutureWarning)
+        ddp = DistributedDataParallel(
+            model,
+            device_ids=request.world.device_ids,
+            bucket_cap_mb=config.bucket_cap_mb,
+            find_unused_parameters=config.find_unused_parameters,
+            gradient_as_bucket_view=config.gradient_as_bucket_view,
+            static_graph=config.static_graph,
+            **buffers,
+        )
+    if config.comm_hook is not None:
+        state, hook = _comm_hook(config.comm_hook)
+        # torch compares annotations with classes, which postponed ones are not: a function without any passes
+        ddp.register_comm_hook(state, lambda state, bucket: hook(state, bucket))  # noqa: PLW0108
+    return ddp
+
+
+def _always_in_sync(on: bool) -> None:
+    """DDPConfig(no_sync=False): every backward reduces, as DDP does by itself."""
+
+
+def _watched(
+    ddp: DistributedDataParallel, stepper: Stepper, reduce_grads: Callable[[], None], reduce_late: Callable[[], None]
+) -> Stepper:
+    """DDP reduces in the first backward after a forward and leaves a second one local, without a word: that one is averaged
+    before the step, and so are parameters that were unfrozen later. (An average of averages is itself: nothing counts twice.)
+    """
+    fresh, local, settled = [False], [False], [False]
+    forward: Callable[..., Any] = ddp.forward
+    grads_on = torch.is_grad_enabled
+
+    def noting(*args: Any, **kwargs: Any) -> Any:
+        if grads_on():
+            fresh[0] = True
+        return forward(*args, **kwargs)
+
+    ddp.forward = noting  # type: ignore[method-assign]  # a hook would send every call through torch's slow path
+
+    def backward(loss: Tensor) -> None:
+        local[0] = local[0] or not fresh[0]
+        fresh[0] = False
+        stepper.backward(loss)
+
+    def settle() -> None:
+        if settled[0]:
+            return
+        (reduce_grads if local[0] else reduce_late)()
+        local[0], settled[0] = False, True
+
+    def clip(how: Any) -> Tensor | None:
+        settle()
+        return stepper.clip(how)
+
+    def step() -> bool:
+        settle()
+        settled[0] = False
+        return stepper.step()
+
+    return evolve(stepper, backward=backward, clip=clip, step=step)
+
+
+def average(parameters: list[nn.Parameter], world: World) -> None:
+    """Mean gradients over the ranks, in one collective per dtype; one that no rank has stays None, as DDP leaves it."""
+    trained = [p for p in parameters if p.requires_grad]
+    for dtype in dict.fromkeys(p.dtype for p in trained):
+        own = [p for p in trained if p.dtype == dtype]
+        has = torch.tensor([p.grad is not None for p in own], dtype=dtype, device=world.device)
+        flat = torch.cat([has, *((torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in own)])
+        dist.all_reduce(flat)
+        held = (flat[: len(own)] > 0).tolist()
+        pieces = torch.split(flat[len(own) :] / world.size, [p.numel() for p in own])
+        for p, some, piece in zip(own, held, pieces, strict=True):
+            p.grad = piece.view_as(p).clone() if some else None
+
+
+def _comm_hook(name: str) -> tuple[Any, Callable[..., Any]]:
+    """The state and function of a communication hook: one of torch's by name, or `module:function`."""
+    if name in ("bf16", "fp16"):
+        return (torch.bfloat16 if name == "bf16" else torch.float16), _compressed
+    if name == "powersgd":
+        from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
+
+        return powerSGD_hook.PowerSGDState(None), powerSGD_hook.powerSGD_hook
+    module, _, function = name.partition(":")
+    try:
+        hook: Callable[..., Any] = vars(importlib.import_module(module))[function]
+    except (ImportError, KeyError) as error:
+        raise SpecError.of(
+            "DDPConfig.comm_hook", name, f"it cannot be imported ({error})", "module:function that exists"
+        ) from error
+    return None, hook
+
+
+def _compressed(dtype: torch.dtype, bucket: Any) -> torch.futures.Future[Tensor]:
+    """The bucket's mean over the ranks, sent in a smaller dtype. torch's own hooks for this fail on gloo."""
+    whole = bucket.buffer()
+    small = (whole / dist.get_world_size()).to(dtype)
+    future: Any = dist.all_reduce(small, async_op=True).get_future()
+    return future.then(lambda done: whole.copy_(done.value()[0]))  # type: ignore[no-any-return]

@@ -1,0 +1,235 @@
+"""Parameters, gradients and optimizer state in shards, by torch's FSDP2: what zero2, fsdp and hsdp have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+
+import torch
+import torch.distributed as dist
+from attrs import evolve
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from torch.nn.modules.batchnorm import _NormBase
+
+from restoke.blocks import cut_by_size, find_blocks
+from restoke.configs import ClipGradConfig, FSDPConfig
+from restoke.errors import SpecError
+from restoke.meshes import mesh
+from restoke.parts import Layout, Parts, Place, Request, Stepper
+from restoke.precision import dtype
+from restoke.replicas import average
+from restoke.spec import Clip, Precision
+from restoke.state import TorchState
+from restoke.steppers import torch_stepper
+from restoke.world import World
+
+
+def _place_of(tensor: Tensor) -> Place:
+    if not isinstance(tensor, DTensor):
+        return Place(tuple(tensor.shape), (0,) * tensor.ndim)
+    shape, offsets = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    return Place(tuple(tensor.shape), tuple(offsets) if 0 not in shape else (0,) * tensor.ndim)
+
+
+def _like(part: Tensor, other: Tensor) -> Tensor:
+    if not isinstance(other, DTensor):
+        return part.to(other.device)
+    place = part.to(other.to_local().device)
+    return DTensor.from_local(
+        place, other.device_mesh, other.placements, run_check=False, shape=other.shape, stride=other.stride()
+    )
+
+
+LAYOUT = Layout(
+    place=_place_of,
+    local=lambda tensor: tensor.to_local() if isinstance(tensor, DTensor) else tensor,
+    like=_like,
+)
+
+
+def shard(request: Request, *, whole_after_forward: bool, replicas: int = 1) -> Parts:
+    """FSDP2 over the model's blocks, with the settings of FSDPConfig.
+
+    Args:
+        whole_after_forward: whether gathered parameters stay until the backward has used them, as in ZeRO stage 2.
+        replicas: how many groups of ranks hold a whole copy each.
+
+    Raises:
+        SpecError: the model, its blocks or the optimizer do not allow it.
+    """
+    model, config = request.model, request.spec.setting(FSDPConfig)
+    scalars = _scalars(request)
+    grid = mesh(request.world, replicas)["replicate", "shard"] if replicas > 1 else mesh(request.world)["shard"]
+    offload = (
+        CPUOffloadPolicy(pin_memory=request.world.device.type != "cpu") if request.spec.offload == "cpu" else OffloadPolicy()
+    )
+    for unit in (*_units(request, config), model):
+        _start_alike(unit, request.world)
+        fully_shard(
+            unit,
+            mesh=grid,
+            reshard_after_forward=not whole_after_forward and unit is not model,
+            mp_policy=_policy(unit, model, request.precision, config),
+            offload_policy=offload,
+            ignored_params=set(scalars),
+        )
+    assert isinstance(model, FSDPModule)
+    model.set_reduce_scatter_unused_params(config.find_unused_parameters)
+    return _parts(request, model, config, scalars)
+
+
+def _units(request: Request, config: FSDPConfig) -> list[nn.Module]:
+    """What is gathered at once, inner ones first: blocks, or modules by size, but none that shares a parameter with others."""
+    model = request.model
+    units = [unit for _, unit in find_blocks(model, request.spec.blocks) or cut_by_size(model, config.min_unit)]
+    if request.precision.compute is not None:
+        # a batch norm's statistics stay float32, and torch wants its parameters to be what they are
+        units = [m for m in model.modules() if isinstance(m, _NormBase)] + units
+    owners: dict[int, set[nn.Module]] = {}
+    for module in model.modules():
+        for p in module.parameters(recurse=False):
+            owners.setdefault(id(p), set()).add(module)
+    return [unit for unit in units if all(owners[id(p)] <= set(unit.modules()) for p in unit.parameters())]
+
+
+def _policy(unit: nn.Module, model: nn.Module, precision: Precision, config: FSDPConfig) -> MixedPrecisionPolicy:
+    """FSDP2's own way of mixed precision: parameters are gathered, and inputs cast, in the compute dtype."""
+    reduce = config.reduce_dtype or precision.reduce
+    how = dtype(reduce) if reduce is not None else None
+    if precision.compute is None or isinstance(unit, _NormBase):
+        return MixedPrecisionPolicy(reduce_dtype=how, cast_forward_inputs=False)
+    out = torch.float32 if unit is model else None
+    return MixedPrecisionPolicy(param_dtype=dtype(precision.compute), reduce_dtype=how, output_dtype=out)
+
+
+def _scalars(request: Request) -> list[nn.Parameter]:
+    """Parameters without a dimension, which FSDP2 cannot shard: each rank keeps them whole."""
+    scalars = [p for p in request.model.parameters() if p.ndim == 0]
+    if scalars and request.scaler is not None:
+        why = "torch cannot unscale a parameter without a dimension beside sharded ones"
+        raise SpecError.of("precision", request.spec.precision, why, "precision=bf16, or a parameter of shape (1,)")
+    return scalars
+
+
+@torch.no_grad()
+def _start_alike(unit: nn.Module, world: World) -> None:
+    """On the device, with rank 0's weights, as DDP starts: unit by unit, since the whole may not fit there."""
+    held = [t for t in (*unit.parameters(), *unit.buffers()) if not t.is_meta and not isinstance(t, DTensor)]
+    for tensor in held:
+        tensor.data = tensor.data.to(world.device)
+        if world.size > 1:
+            dist.broadcast(tensor.data, src=0)
+
+
+def _parts(request: Request, model: FSDPModule, config: FSDPConfig, scalars: list[nn.Parameter]) -> Parts:
+    world = request.world
+    assert isinstance(model, nn.Module)
+    sharded = [module for module in model.modules() if isinstance(module, FSDPModule)]
+    optimizer = request.optimizer.build(model.named_parameters())
+    state = model._get_fsdp_state()
+    synced = [True]
+
+    def set_grad_sync(on: bool) -> None:
+        if on is not synced[0]:
+            synced[0] = on
+            model.set_requires_gradient_sync(on)
+            if not config.reshard_after_backward:
+                model.set_reshard_after_backward(on)
+
+    def reduce_grads() -> None:
+        set_grad_sync(True)
+        state._root_post_backward_final_callback()
+
+    def reshard() -> None:
+        for module in sharded:
+            module.reshard()
+
+    stepper = torch_stepper(
+        model, optimizer, _native(request.precision), world.device, request.scaler, layout=LAYOUT, clip_to=clip_shards
+    )
+    stepper = _settled(stepper, scalars, reshard, world)
+    held = TorchState(model, optimizer, world.rank, LAYOUT, opened=_opened(reshard))
+    return Parts(
+        model,
+        model,
+        optimizer,
+        stepper,
+        held,
+        set_grad_sync,
+        reduce_grads,
+        LAYOUT,
+        reshard,
+        local_buffers=True,
+        own_grads=False,
+    )
+
+
+def _native(precision: Precision) -> Precision:
+    """What is left for autocast: nothing."""
+    return precision._replace(compute=None)
+
+
+def _opened(reshard: Callable[[], None]) -> Callable[[], AbstractContextManager[None]]:
+    @contextmanager
+    def opened() -> Iterator[None]:
+        reshard()
+        yield
+
+    return opened
+
+
+def _settled(stepper: Stepper, scalars: list[nn.Parameter], reshard: Callable[[], None], world: World) -> Stepper:
+    """Parameters that a forward without a backward left gathered would outlive the step, and be used for the new ones."""
+    if not scalars:
+
+        def step() -> bool:
+            reshard()
+            return stepper.step()
+
+        return evolve(stepper, step=step)
+    reduced = [False]
+
+    def reduce() -> None:
+        if not reduced[0]:
+            average(scalars, world)
+        reduced[0] = True
+
+    def clip(how: Clip) -> Tensor | None:
+        reduce()
+        return stepper.clip(how)
+
+    def reduced_step() -> bool:
+        reduce()
+        reduced[0] = False
+        reshard()
+        return stepper.step()
+
+    return evolve(stepper, clip=clip, step=reduced_step)
+
+
+def clip_shards(parameters: list[nn.Parameter], how: Clip) -> Tensor | None:
+    """Clips gradients of which this rank has shards; returns the norm of the whole before, or None where values were clipped.
+
+    Norms are taken mesh by mesh, since torch refuses gradients of two, and combined.
+    """
+    grads = [p.grad for p in parameters if p.grad is not None]
+    if isinstance(how, ClipGradConfig):
+        local = [LAYOUT.local(grad) for grad in grads]
+        torch._foreach_clamp_min_(local, -how.clip_value)
+        torch._foreach_clamp_max_(local, how.clip_value)
+        return None
+    meshes: dict[DeviceMesh | None, list[Tensor]] = {}
+    for grad in grads:
+        meshes.setdefault(grad.device_mesh if isinstance(grad, DTensor) else None, []).append(grad)
+    norms = [nn.utils.get_total_norm(some, how.norm_type) for some in meshes.values()]
+    wholes = [norm.full_tensor() if isinstance(norm, DTensor) else norm for norm in norms]
+    total = wholes[0] if len(wholes) == 1 else torch.linalg.vector_norm(torch.stack(wholes), how.norm_type)
+    if not grads:
+        return torch.tensor(0.0)
+    factor = torch.clamp(how.max_norm / (total + 1e-6), max=1.0)
+    torch._foreach_mul_([LAYOUT.local(grad) for grad in grads], factor)
+    return total

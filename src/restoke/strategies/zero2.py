@@ -1,0 +1,11 @@
+"""Gradients and optimizer state are sharded; parameters are gathered for forward and backward (ZeRO stage 2)."""
+
+from __future__ import annotations
+
+from restoke.parts import Parts, Request
+from restoke.sharding import shard
+
+
+def prepare(request: Request) -> Parts:
+    """torch's FSDP2 with the settings of FSDPConfig."""
+    return shard(request, whole_after_forward=True)
