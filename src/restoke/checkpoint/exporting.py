@@ -104,7 +104,7 @@ def _check_target(out: Path, sharded: bool, force: bool) -> None:
     else:
         found = existing(out)
     if found and not force:
-        raise CheckpointError.of("out", str(out), f"{found[0].name} is there already", "another place, or force")
+        raise CheckpointError.of("out", str(out), f"{found[0].name} is there already", "another place, or --force (force=True)")
 
 
 def _is_file(out: Path) -> bool:

@@ -8,7 +8,7 @@ import struct
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 from attrs import field, frozen
 
@@ -18,6 +18,9 @@ from restoke.checkpoint.generations import present
 from restoke.checkpoint.manifest import Manifest, TensorEntry, file_name, parse, read_body
 from restoke.checkpoint.places import placed
 from restoke.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from restoke.parts import Saved
 
 DEPTH = 64  # levels of nesting that a save allows
 NAN_OR_SO = re.compile("[0-9a-f]{16}")  # floats that JSON lacks are kept as their bytes
@@ -100,6 +103,34 @@ def size_of(entry: TensorEntry) -> int:
 def matching(manifest: Manifest, pattern: str) -> dict[str, TensorEntry]:
     """The tensors whose key the pattern fits, as a shell's: `model/*.weight`."""
     return {key: entry for key, entry in manifest.tensors.items() if fnmatchcase(key, pattern)}
+
+
+@final
+@frozen
+class Listed:
+    """A tensor in a file of weights."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    bytes: int
+
+
+def listed(weights: Saved, pattern: str) -> list[Listed]:
+    """The tensors whose name the pattern fits, in their order in the file."""
+    found = []
+    for key in weights.keys():  # noqa: SIM118
+        name = key.removeprefix("model/")
+        if fnmatchcase(name, pattern):
+            shape, dtype = weights.shape(key), weights.dtype(key)
+            found.append(Listed(name, shape, str(dtype).removeprefix("torch."), math.prod(shape) * dtype.itemsize))
+    return found
+
+
+def aliases_of(weights: Saved, pattern: str) -> dict[str, str]:
+    """The other names of tied tensors, of those that the pattern fits."""
+    told: Mapping[str, str] = weights.values["model"].get("aliases", {})
+    return {name: owner for name, owner in told.items() if fnmatchcase(name, pattern)}
 
 
 def kind_of(key: str) -> str:

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from restoke.checkpoint.generations import is_checkpoint, present
 from restoke.errors import CheckpointError
 
 
-def placed(path: Path, tag: str | None) -> tuple[Path, str | None]:
-    """The folder that was saved into, and the tag: a path may lead to one checkpoint. Raises CheckpointError."""
+@contextmanager
+def readable(path: Path) -> Iterator[None]:
+    """What the system refuses below this path is a CheckpointError."""
     try:
-        if not is_checkpoint(path):
-            return path, tag
+        yield
     except OSError as error:
         why = f"it cannot be read ({error.strerror or error})"
         raise CheckpointError.of("path", str(path), why, "a folder that this process may read") from error
+
+
+def placed(path: Path, tag: str | None) -> tuple[Path, str | None]:
+    """The folder that was saved into, and the tag: a path may lead to one checkpoint. Raises CheckpointError."""
+    with readable(path):
+        if not is_checkpoint(path):
+            return path, tag
     whole = path.resolve()
     if tag not in (None, whole.name):
         why = f"{path} is one checkpoint already"

@@ -48,11 +48,17 @@ def verified(path: Path, tag: str | None, progress: Progress) -> Iterator[Verdic
         CheckpointError: there is no checkpoint, or not the one asked for.
     """
     for name, place, manifest, fault in _manifests(path, tag):
-        faults = [fault]
-        if manifest is not None:
-            faults = _faults(name, place, manifest, progress)
-        if not faults or place.exists():  # else a save deleted it meanwhile
-            yield Verdict.of(name, manifest, faults)
+        verdict = Verdict.of(name, None, [fault]) if manifest is None else _verdict(name, place, manifest, progress)
+        if not verdict.faults or place.exists():  # else a save deleted it meanwhile
+            yield verdict
+
+
+def _verdict(name: str, place: Path, manifest: Manifest, progress: Progress) -> Verdict:
+    verdict = Verdict.of(name, manifest, _faults(name, place, manifest, progress))
+    now, _ = _manifest(place)
+    if verdict.faults and now is not None and now.generation != manifest.generation:  # a save replaced it meanwhile
+        return _verdict(name, place, now, progress)
+    return verdict
 
 
 def _faults(name: str, place: Path, manifest: Manifest, progress: Progress) -> list[str]:
@@ -64,7 +70,7 @@ def _faults(name: str, place: Path, manifest: Manifest, progress: Progress) -> l
 
 
 def unfinished(path: Path) -> list[str]:
-    """Folders that a save left behind which did not come to its end; the next save removes them."""
+    """Folders that a save is writing to, or has left behind: the next save removes these."""
     folder, _ = placed(path, None)
     return sorted(child.name for child in folder.iterdir() if child.is_dir() and child.name.startswith(STAGED))
 

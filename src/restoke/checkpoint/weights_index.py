@@ -30,6 +30,11 @@ class Located:
     weight_map: dict[str, str] | None = field(default=None, repr=False)
 
 
+def holds_weights(path: Path) -> bool:
+    """Whether it is a file, or a folder with files of weights or an index of them."""
+    return path.is_file() or (path.is_dir() and any(child.name.endswith((*SUFFIXES, INDEX)) for child in path.iterdir()))
+
+
 def located(path: Path) -> Located:
     """Raises CheckpointError: there is nothing, several things, or not all of one."""
     if path.is_dir():

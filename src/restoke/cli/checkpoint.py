@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -26,7 +25,7 @@ Json = Annotated[bool, Parameter(name="--json", help="Print JSON, for programs."
 
 @app.command
 def inspect(
-    path: Where,
+    path: Weighty,
     /,
     *,
     tag: Tag = None,
@@ -38,26 +37,21 @@ def inspect(
     json: Json = False,
 ) -> int:
     """Say what is in a folder of checkpoints. Reads no tensors, and takes no checksums of them."""
-    from restoke.checkpoint.overview import overviews
+    from restoke.checkpoint.places import readable
+    from restoke.cli.checkpoint_inspect import run
 
-    folder, found, chosen = overviews(path, tag)
-    if json:
-        from restoke.cli.checkpoint_json import inspected
-
-        sys.stdout.write(inspected(folder, found, chosen, detail, match))
-    else:
-        from restoke.cli.checkpoint_tables import show
-
-        show(folder, found, chosen, detail, match)
-    return 0
+    with readable(path):
+        return run(path, tag, detail, match, json)
 
 
 @app.command
 def verify(path: Where, /, *, tag: One = None, json: Json = False) -> int:
     """Read every byte and compare every checksum. Exit code 1 where something is damaged, and its file is named."""
+    from restoke.checkpoint.places import readable
     from restoke.cli.checkpoint_verify import run
 
-    return run(path, tag, json)
+    with readable(path):
+        return run(path, tag, json)
 
 
 @app.command

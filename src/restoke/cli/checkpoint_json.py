@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from restoke.checkpoint.manifest import TensorEntry
-from restoke.checkpoint.overview import Overview, by_kind, matching, size_of
+from restoke.checkpoint.overview import Overview, aliases_of, by_kind, listed, matching, size_of
 
 if TYPE_CHECKING:
     from restoke.checkpoint.exporting import Exported
     from restoke.checkpoint.verifying import Verdict
+    from restoke.checkpoint.weights import Weights
 
 FORMAT = 1
 
@@ -46,8 +47,15 @@ def exported(done: Exported) -> str:
     return _text({"files": list(map(str, done.files)), "tensors": done.tensors, "bytes": done.bytes, "notes": done.notes})
 
 
+def weighed(weights: Weights, match: str) -> str:
+    """One object: the tensors of files of weights, by the names that a model has them by."""
+    tensors = {it.name: {"shape": it.shape, "dtype": it.dtype, "bytes": it.bytes} for it in listed(weights, match)}
+    aliases = aliases_of(weights, match)
+    return _text({"file": str(weights.path), "notes": weights.notes, "aliases": aliases, "tensors": tensors})
+
+
 def _text(told: Mapping[str, Any]) -> str:
-    return json.dumps({"format": FORMAT, **told}, indent=2, allow_nan=False) + "\n"
+    return json.dumps({"format": FORMAT, **told}, allow_nan=False) + "\n"
 
 
 def _row(item: Overview) -> dict[str, Any]:

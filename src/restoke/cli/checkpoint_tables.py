@@ -5,16 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.markup import escape
+from rich.markup import escape as markup
 from rich.table import Table
 
 from restoke.checkpoint.manifest import TensorEntry
-from restoke.checkpoint.overview import Overview, by_kind, matching, size_of
+from restoke.checkpoint.overview import Listed, Overview, aliases_of, by_kind, listed, matching, size_of
 from restoke.checkpoint.sizes import shown_size
 from restoke.checkpoint.tiling import Box
+
+if TYPE_CHECKING:
+    from restoke.checkpoint.weights import Weights
 
 WIDE = 240  # columns where the output is no terminal: a line is a row then, which other programs can search
 
@@ -22,6 +25,11 @@ WIDE = 240  # columns where the output is no terminal: a line is a row then, whi
 def console() -> Console:
     out = Console(highlight=False, soft_wrap=False)
     return out if out.is_terminal else Console(highlight=False, width=WIDE)
+
+
+def escape(text: str) -> str:
+    """The text as it is: no markup, and nothing that a terminal would obey."""
+    return markup("".join(sign if sign.isprintable() else "\N{REPLACEMENT CHARACTER}" for sign in text))
 
 
 def show(folder: Path, found: Sequence[Overview], chosen: Overview | None, detail: str, match: str) -> None:
@@ -38,6 +46,27 @@ def show(folder: Path, found: Sequence[Overview], chosen: Overview | None, detai
     out.print(_kinds(tensors))
     if detail != "summary":
         out.print(_tensors(tensors, detail == "chunks"))
+
+
+def show_weights(weights: Weights, match: str) -> None:
+    """Print the tensors of files of weights."""
+    out = console()
+    found = listed(weights, match)
+    elements = sum(math.prod(item.shape) for item in found)
+    total = f"{len(found)} tensors, {elements:,} elements, {shown_size(sum(item.bytes for item in found))}"
+    out.print(f"{escape(str(weights.path))}: {total}")
+    for note in weights.notes:
+        out.print(escape(note))
+    out.print(_listed(found, aliases_of(weights, match)))
+
+
+def _listed(found: Sequence[Listed], aliases: Mapping[str, str]) -> Table:
+    table = _table("tensor", "shape", "dtype", "size", right=("size",))
+    for item in found:
+        table.add_row(escape(item.name), _shape(item.shape), item.dtype, shown_size(item.bytes))
+    for alias, owner in aliases.items():
+        table.add_row(escape(alias), "", "", escape(f"is {owner}"))
+    return table
 
 
 def _table(*columns: str, right: Sequence[str] = ()) -> Table:

@@ -6,14 +6,13 @@ import sys
 from pathlib import Path
 
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn, TransferSpeedColumn
 
 from restoke.checkpoint.places import placed
 from restoke.checkpoint.sizes import shown_size
 from restoke.checkpoint.verifying import Verdict, to_read, unfinished, verified
 from restoke.cli.checkpoint_json import verdicts
-from restoke.cli.checkpoint_tables import console
+from restoke.cli.checkpoint_tables import console, escape
 
 DAMAGED = 1
 
@@ -41,7 +40,7 @@ def run(path: Path, tag: str | None, json: bool) -> int:
         sys.stdout.write(verdicts(placed(path, tag)[0], found, left))
     else:
         for name in left:
-            out.print(f"{escape(name)}: a save that did not come to its end left it; the next one removes it")
+            out.print(f"{escape(name)}: a save is at work there, or died at it; the next one removes what is left")
     return DAMAGED if any(verdict.faults for verdict in found) else 0
 
 
