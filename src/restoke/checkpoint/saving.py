@@ -170,7 +170,11 @@ def _publish(staged: Path, target: Path, manifest: Manifest, disk: Disk) -> None
         if replaces:
             disk.rename(aside, target)
         raise
-    disk.sync(target.parent)
+    try:
+        disk.sync(target.parent)
+    except OSError as error:
+        why = f"{target.name} is saved, but a loss of power may still undo it ({error.strerror or error})"
+        raise CheckpointError.of("checkpoint", str(target), why, "save again once the disk is well") from error
 
 
 def _tidy(target: Path, keep: int | None, disk: Disk) -> None:
