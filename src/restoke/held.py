@@ -10,6 +10,7 @@ import attrs
 from attrs import field, frozen
 
 from restoke.configs import DDPConfig
+from restoke.configs.fsdp_rules import replicas
 from restoke.spec import Spec
 
 Moment = Literal["before forward", "end of backward", "after the step"]
@@ -153,6 +154,12 @@ def optimizer_in_shares(sizes: Sizes, place: Place, moment: Moment) -> Held:
 def sharded(sizes: Sizes, place: Place, moment: Moment) -> Held:
     """Shards of everything over all ranks: rows of each parameter, parameters and gradients padded to equal length."""
     return in_shards(sizes, place.rank, place.size, moment)
+
+
+def sharded_copies(sizes: Sizes, place: Place, moment: Moment) -> Held:
+    """As `sharded`, over the neighbours that hold one copy."""
+    shards = place.size // replicas(place.spec, place.size, place.per_node)
+    return in_shards(sizes, place.rank % shards, shards, moment)
 
 
 def in_shards(sizes: Sizes, rank: int, shards: int, moment: Moment) -> Held:

@@ -10,7 +10,7 @@ from restoke.configs.ddp_rules import ddp_problems, ddp_rendezvous
 from restoke.configs.fsdp_rules import copies, one_copy
 from restoke.errors import Problem, SpecError, nearest
 from restoke.facts import Facts
-from restoke.held import replicated, whole
+from restoke.held import optimizer_in_shares, replicated, sharded, sharded_copies, whole
 from restoke.plugins import Plugin, plugins
 from restoke.rows import Case, PrecisionRow, Row
 from restoke.rules import RULES
@@ -83,6 +83,7 @@ BUILT_IN = (
         settings="ddp",
         rules=(ddp_problems,),
         rendezvous=ddp_rendezvous,
+        memory=optimizer_in_shares,
         bitwise=True,
     ),
     *(
@@ -98,16 +99,24 @@ BUILT_IN = (
             compiles=("none", "blocks"),
             blocks=True,
             tried=tried,
+            memory=formula,
         )
-        for name, summary, rule, tried in (
+        for name, summary, rule, tried, formula in (
             (
                 "zero2",
                 "Gradients and optimizer state are sharded; forward and backward gather all parameters.",
                 one_copy,
                 (1, 2),
+                sharded,
             ),
-            ("fsdp", "Parameters are sharded too; each block is gathered when it is needed (ZeRO stage 3).", one_copy, (1, 2)),
-            ("hsdp", "As fsdp within groups of processes that hold a copy each.", copies, (2, 4)),
+            (
+                "fsdp",
+                "Parameters are sharded too; each block is gathered when it is needed (ZeRO stage 3).",
+                one_copy,
+                (1, 2),
+                sharded,
+            ),
+            ("hsdp", "As fsdp within groups of processes that hold a copy each.", copies, (2, 4), sharded_copies),
         )
     ),
     *(
