@@ -163,6 +163,13 @@ def test_what_wrappers_put_before_names_is_removed_and_said(
     assert all("was removed from the names" in note for note in weights.notes)
 
 
+def test_what_compile_adds_is_removed_even_where_the_model_is_compiled(tmp_path: Path) -> None:
+    path = as_safetensors(tmp_path, {"module._orig_mod.w": torch.ones(1)})
+    for names in (["_orig_mod.w"], ["w"]):
+        assert set(open_weights(path, names=names).keys()) == {"model/w"}
+    assert set(open_weights(path, names=["_orig_mod.module.w"]).keys()) == {"model/module.w"}
+
+
 def test_a_prefix_stays_where_the_model_has_it_too(tmp_path: Path) -> None:
     path = as_safetensors(tmp_path, {"module.w": torch.ones(1), "module.b": torch.ones(2)})
     assert set(open_weights(path, names=["module.w", "module.b"]).keys()) == {"model/module.w", "model/module.b"}

@@ -98,7 +98,7 @@ def open_weights(
             of it, which is verified.
         tag: which checkpoint of restoke's; None takes the newest good one.
         ema: the averaged weights of restoke's checkpoint; what has no average, such as a buffer, as it is in the model.
-        names: those of the model, where they are known. A prefix that wrappers add (`module.`) stays where they have it too.
+        names: those of the model, where they are known. The prefix `module.` stays where they have it too.
 
     Raises:
         CheckpointError: it is missing, incomplete, malformed, or could only be read by running code from it.

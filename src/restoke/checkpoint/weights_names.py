@@ -16,13 +16,13 @@ T = TypeVar("T")
 
 
 def own_names(found: Found, names: Collection[str]) -> Found:
-    """With the prefixes of wrappers removed, unless the model's `names`, where known, have them too.
+    """With the prefixes of wrappers removed. `module.` stays where the model's own `names`, as far as they are known, have it.
 
     Raises:
         CheckpointError: two tensors would have one name.
     """
-    known = set(names)
-    if any(COMPILED in name for name in found.tensors) and not any(COMPILED in name for name in known):
+    known = {name.replace(COMPILED, "") for name in names}
+    if any(COMPILED in name for name in found.tensors):
         found = _renamed(found, lambda name: name.replace(COMPILED, ""), f"{COMPILED!r} (of torch.compile) was removed")
     while found.tensors and all(name.startswith(WRAPPED) for name in found.tensors) and not known & found.tensors.keys():
         found = _renamed(found, lambda name: name.removeprefix(WRAPPED), f"{WRAPPED!r} (of a wrapper such as DDP) was removed")
