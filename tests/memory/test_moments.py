@@ -93,9 +93,7 @@ def test_only_so_many_steps_of_each_epoch_are_tracked_where_that_is_asked_for() 
 
 
 def test_stoke_s_verbs_are_measured_after_they_were_bound() -> None:
-    stoke = Stoke(
-        nn.Linear(3, 1), {"optimizer": torch.optim.Adam, "optimizer_kwargs": {}}, nn.MSELoss(), 2, 2, verbose=False
-    )
+    stoke = Stoke(nn.Linear(3, 1), {"optimizer": torch.optim.Adam, "optimizer_kwargs": {}}, nn.MSELoss(), 2, 2, verbose=False)
     with measure_memory(stoke.session) as memory:
         for _ in range(4):
             stoke.backward(stoke.loss(stoke.model(torch.ones(2, 3)), torch.ones(2, 1)))

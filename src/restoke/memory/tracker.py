@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 
 from restoke.held import Held
 from restoke.memory.storages import storages
-from restoke.memory.wrapped import resized
+from restoke.memory.wrapped import CLASSES_OF, resized
 
 MANY = 200_000  # entries of the log that are folded before a step does
 
@@ -91,17 +91,10 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result = func(*args, **kwargs)
         for tensor in _tensors((result,)):
             self._see(tensor, self.phase)
-        if func.namespace == "fsdp":
-            self._label_gathering(func, args, kwargs, result)
+        known = CLASSES_OF.get(func._schema.name)
+        if known is not None:
+            self.label((kind, t) for kind, values in known(args, kwargs, result) for t in _tensors(values))
         return result
-
-    def _label_gathering(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
-        """FSDP2 packs shards to gather whole parameters, and whole gradients to reduce them to shards."""
-        if func._opname == "chunk_cat":
-            self.label(("gradients", tensor) for tensor in _tensors(args))
-            self.label(("buckets", tensor) for tensor in _tensors(kwargs.values()))
-        elif func._opname == "all_gather_copy_in":
-            self.label(("gathered", tensor) for tensor in _tensors((result,)))
 
     def label(self, classed: Iterable[tuple[str, Tensor]]) -> None:
         """These are of these classes; a storage that is given twice is of the first."""

@@ -10,6 +10,13 @@ from torch import Tensor, UntypedStorage, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
+Operands = Callable[[Any, Any, Any], tuple[tuple[str, Any], ...]]
+# operators by which FSDP2 packs whole gradients, to reduce them, and shards of parameters, to gather them: what they work on
+CLASSES_OF: dict[str, Operands] = {
+    "fsdp::chunk_cat": lambda args, kwargs, result: (("gradients", args), ("buckets", kwargs.values())),
+    "fsdp::all_gather_copy_in": lambda args, kwargs, result: (("gathered", (result,)),),
+}
+
 
 @final
 class _Inputs(TorchDispatchMode):  # type: ignore[no-untyped-call]
