@@ -188,6 +188,14 @@ def test_a_state_dict_of_torch_becomes_safetensors_and_what_is_left_out_is_said(
     ]
 
 
+def test_progress_is_told_of_every_byte(tmp_path: Path) -> None:
+    saved(tmp_path / "c", Tied())
+    told: list[tuple[int, int]] = []
+    done = export(tmp_path / "c", tmp_path / "out", shard_size=500, progress=lambda *step: told.append(step))
+    assert sum(written for written, _ in told) == done.bytes
+    assert {of for _, of in told} == {done.bytes}
+
+
 def test_a_tag_chooses_the_checkpoint(tmp_path: Path) -> None:
     models = {tag: nn.Linear(2, 1) for tag in "ab"}
     for tag, model in models.items():

@@ -199,7 +199,8 @@ def test_tied_weights_are_one_tensor_with_another_name(tmp_path: Path, form: str
 
 def test_parts_of_one_tensor_are_not_taken_for_the_same(tmp_path: Path) -> None:
     whole = torch.arange(12.0).reshape(3, 4)
-    tensors = {"whole": whole, "rows": whole[:2], "turned": whole.T}
+    square = whole[:, :3]
+    tensors = {"whole": whole, "rows": whole[:2], "turned": whole.T, "square": square, "square turned": square.T}
     torch.save(tensors, tmp_path / "x")
     weights = open_weights(tmp_path / "x")
     assert weights.values["model"]["aliases"] == {}

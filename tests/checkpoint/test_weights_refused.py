@@ -202,6 +202,8 @@ def test_a_tensor_in_two_files_without_an_index_is_refused(tmp_path: Path) -> No
     [
         ([], "it holds no file of weights"),
         (["config.json", "README.md"], "it holds no file of weights"),
+        ([".metadata", "__0_0.distcp"], "it is a checkpoint of torch.distributed.checkpoint"),
+        (["zero_to_fp32.py", "latest"], "it is a checkpoint of DeepSpeed"),
         (["unet.safetensors", "vae.safetensors"], "it holds several (unet.safetensors, vae.safetensors)"),
         (["a.pt", "b.pth"], "it holds several (a.pt, b.pth)"),
         (["model.safetensors", "x-1-of-1.safetensors"], "it holds several"),

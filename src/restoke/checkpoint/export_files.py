@@ -20,11 +20,11 @@ from restoke.errors import CheckpointError
 PIECE = 32 << 20  # bytes of a tensor that are in memory at once
 STAGED = ".export-"
 SHARDS = "model-*-of-*.safetensors"
-Progress = Callable[[int], None]
+Progress = Callable[[int, int], None]
 
 
 def file_pieces(
-    items: Sequence[Item], weights: Weights, metadata: Mapping[str, str], progress: Progress
+    items: Sequence[Item], weights: Weights, metadata: Mapping[str, str], written: Callable[[int], None]
 ) -> Iterator[bytes | memoryview]:
     """The bytes of one safetensors file. Raises CheckpointError where a value does not fit its new dtype."""
     order = sorted(items, key=lambda item: -item.dtype.itemsize)  # so that each tensor is aligned
@@ -39,7 +39,7 @@ def file_pieces(
     for item in order:
         for box in boxes(item.shape, PIECE // max(item.dtype.itemsize, weights.dtype(item.key).itemsize)):
             yield _bytes(item, weights.read(item.key, box.offsets, box.shape))
-        progress(item.bytes)
+        written(item.bytes)
 
 
 def _bytes(item: Item, piece: Tensor) -> memoryview:

@@ -31,7 +31,7 @@ class Exported:
     notes: tuple[str, ...]
 
 
-def _silent(written: int) -> None:
+def _silent(written: int, of: int) -> None:
     pass
 
 
@@ -62,7 +62,7 @@ def export(
         ema: the averaged weights, where they were kept.
         tied: write tensors that share memory under each of their names; else once, and the other names go to the metadata.
         force: replace an export that is there.
-        progress: called with the bytes of each tensor that was written.
+        progress: called after each tensor with its bytes, and the bytes of all.
         disk: the layer of file operations.
 
     Raises:
@@ -114,12 +114,13 @@ def _is_file(out: Path) -> bool:
 def _write(
     out: Path, files: Mapping[str, Sequence[Item]], weights: Weights, aliases: Mapping[str, str], progress: Progress, disk: Disk
 ) -> list[Path]:
+    total = sum(item.bytes for items in files.values() for item in items)
     beside = out if out.is_dir() else out.absolute().parent
     with staged(beside, disk) as stage:
         for name, items in files.items():
             names = {item.name for item in items}
             metadata = {alias: owner for alias, owner in aliases.items() if owner in names}
-            disk.write(stage / name, file_pieces(items, weights, metadata, progress))
+            disk.write(stage / name, file_pieces(items, weights, metadata, lambda written: progress(written, total)))
         if len(files) > 1:
             disk.write(stage / INDEX, [index_bytes(files)])
         disk.sync(stage)

@@ -17,6 +17,13 @@ SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
 SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{1,9})-of-(?P<count>\d{1,9})(?P<suffix>\.\w+)")
 LIMIT = 1 << 28  # bytes of an index
 MANY = 100_000  # shards that a name may speak of
+FOREIGN = {  # what is in it, whose it is, and how its owner makes one file of it
+    "*.distcp": (
+        "torch.distributed.checkpoint",
+        "python -m torch.distributed.checkpoint.format_utils dcp_to_torch FOLDER FILE, which unpickles a part of it",
+    ),
+    "zero_to_fp32.py": ("DeepSpeed", "python zero_to_fp32.py FOLDER OUT, which unpickles it"),
+}
 ONE_FILE = "one file of weights, or an index of its shards"
 
 
@@ -59,6 +66,9 @@ def _in_folder(folder: Path) -> Located:
             return _of_index(indices[0]) if indices else _whole_set(others)
         if indices or files:
             raise _ambiguous(folder, [*indices, *others])
+    for pattern, (whose, remedy) in FOREIGN.items():
+        if any(folder.glob(pattern)):
+            raise CheckpointError.of("weights", str(folder), f"it is a checkpoint of {whose}", remedy)
     why = f"it holds no file of weights ({', '.join(SUFFIXES)})"
     raise CheckpointError.of("weights", str(folder), why, ONE_FILE)
 

@@ -17,7 +17,7 @@ def run(path: Path, out: Path, json: bool, **options: Any) -> int:
     """Export, and say what was written where."""
     with bar() as progress:
         task = progress.add_task("exporting", total=None)
-        done = export(path, out, progress=lambda written: progress.update(task, advance=written), **options)
+        done = export(path, out, progress=lambda written, of: progress.update(task, advance=written, total=of), **options)
     for note in done.notes:
         say(note)
     if json:
