@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from restoke.facades.stoke.face import Stoke as Stoke
     from restoke.facades.stoke.optimizer import StokeOptimizer as StokeOptimizer
     from restoke.facades.stoke.optimizer import StokeScheduler as StokeScheduler
+    from restoke.memory.census import census as census
+    from restoke.memory.measure import measure_memory as measure_memory
     from restoke.optim import OptimizerSpec as OptimizerSpec
     from restoke.session import Session as Session
     from restoke.spec import Spec as Spec
@@ -54,6 +56,8 @@ _PLACES = {
     "RestokeError": "restoke.errors",
     "resume": "restoke.stopping.joint",
     "Loader": "restoke.data",
+    "measure_memory": "restoke.memory.measure",
+    "census": "restoke.memory.census",
     "BucketedDistributedSampler": "restoke.data",
     "Stoke": "restoke.facades.stoke.face",
     "StokeOptimizer": "restoke.facades.stoke.optimizer",
