@@ -84,6 +84,25 @@ def test_tied_weights_are_written_under_each_name_where_that_is_asked_for(tmp_pa
     assert same(bare.state_dict(), model.state_dict())
 
 
+def test_a_name_that_has_a_tensor_of_its_own_is_not_taken_for_a_tied_one(tmp_path: Path) -> None:
+    tensors = {"a": torch.ones(2), "b": torch.zeros(2)}
+    of_tensors(tmp_path / "c", tensors, {"b": "a"})
+    for tied in (False, True):
+        export(tmp_path / "c", tmp_path / f"{tied}", tied=tied)
+        assert same(loaded(tmp_path / f"{tied}"), tensors)
+        assert metadata(tmp_path / f"{tied}/model.safetensors") == {"format": "pt"}
+
+
+def test_each_tensor_lies_where_its_dtype_may(tmp_path: Path) -> None:
+    of_tensors(tmp_path / "c", {str(dtype)[6:]: of_dtype(dtype, 3) for dtype in EVERY})
+    export(tmp_path / "c", tmp_path / "x.safetensors")
+    data = (tmp_path / "x.safetensors").read_bytes()
+    size = int.from_bytes(data[:8], "little")
+    for name, entry in json.loads(data[8 : 8 + size]).items():
+        if name != "__metadata__":
+            assert (8 + size + entry["data_offsets"][0]) % getattr(torch, name).itemsize == 0
+
+
 @pytest.mark.parametrize("limit", [1, 100, 500, 1000, 10**6])
 def test_shards_are_filled_in_order_up_to_the_size_and_the_index_says_where_each_is(tmp_path: Path, limit: int) -> None:
     model = Tied()

@@ -13,7 +13,8 @@ from safetensors.torch import load_file
 
 from restoke.checkpoint import Weights, export, export_files
 from restoke.checkpoint.disk import Disk
-from restoke.checkpoint.export_plan import boxes, natural
+from restoke.checkpoint.export_plan import boxes
+from restoke.checkpoint.natural import natural
 from restoke.checkpoint.sizes import parse_size, shown_size
 from restoke.errors import CheckpointError
 from tests.checkpoint.test_export import INDEX, loaded, refusal

@@ -15,6 +15,7 @@ from restoke.checkpoint.overview import by_kind, kind_of, matching, overviews, p
 from restoke.checkpoint.plain import to_json
 from restoke.errors import CheckpointError
 from tests.checkpoint.states import save
+from tests.checkpoint.weight_files import of_tensors
 
 FILE = "rank-00000-of-00001.safetensors"
 
@@ -46,6 +47,14 @@ def test_what_sizes_and_manifests_tell_is_told_and_the_newest_readable_one_is_ch
     assert chosen is found[0]
     with pytest.raises(CheckpointError, match="foreign, damaged or cut off"):
         overviews(three, "b")
+
+
+def test_where_no_manifest_can_be_read_none_is_chosen(three: Path) -> None:
+    for tag in "abc":
+        (three / tag / "manifest.json").unlink()
+    _, found, chosen = overviews(three, None)
+    assert [(item.tag, item.fault) for item in found] == [(tag, "manifest.json is missing") for tag in "abc"]
+    assert chosen is None
 
 
 def test_no_tensor_is_read_and_no_checksum_taken(three: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,6 +93,14 @@ def test_a_session_s_checkpoint_tells_its_spec_steps_and_optimizer(tmp_path: Pat
     assert next(iter(by_kind(chosen.manifest.tensors))) == "model"
     assert set(matching(chosen.manifest, "model/*")) == {"model/weight", "model/bias"}
     assert matching(chosen.manifest, "nothing") == {}
+
+
+def test_tensors_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    of_tensors(tmp_path, {f"layers.{i}.w": torch.ones(1) for i in range(12)})
+    _, _, chosen = overviews(tmp_path, None)
+    assert chosen is not None
+    assert chosen.manifest is not None
+    assert list(matching(chosen.manifest, "*")) == [f"model/layers.{i}.w" for i in range(12)]
 
 
 @pytest.mark.parametrize(

@@ -197,6 +197,14 @@ def test_tied_weights_are_one_tensor_with_another_name(tmp_path: Path, form: str
     assert same(other.state_dict(), model.state_dict())
 
 
+def test_metadata_that_names_a_tensor_of_the_file_ties_nothing(tmp_path: Path) -> None:
+    tensors = {"a": torch.ones(1), "b": torch.zeros(1)}
+    save_file(tensors, tmp_path / "x", metadata={"a": "b", "c": "nothing", "d": "b"})
+    weights = open_weights(tmp_path / "x")
+    assert weights.values["model"]["aliases"] == {"d": "b"}
+    assert same(read_all(weights), tensors)
+
+
 def test_parts_of_one_tensor_are_not_taken_for_the_same(tmp_path: Path) -> None:
     whole = torch.arange(12.0).reshape(3, 4)
     square = whole[:, :3]

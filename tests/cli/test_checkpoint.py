@@ -60,6 +60,26 @@ def test_inspect_lists_the_checkpoints_and_tells_of_the_newest(said: Said, three
     assert "model/weight" not in out
 
 
+def test_inspect_lists_checkpoints_of_which_no_manifest_can_be_read(said: Said, three: Path) -> None:
+    for tag in "abc":
+        (three / tag / "manifest.json").unlink()
+    code, out, _ = said("inspect", three)
+    assert code == 0
+    assert out.count("damaged: manifest.json is missing") == 3
+    assert json.loads(said("inspect", three, "--json")[1])["checkpoint"] is None
+
+
+def test_tensors_are_listed_in_columns_and_fast(said: Said) -> None:
+    import time
+
+    from restoke.cli.checkpoint_tables import aligned
+
+    assert list(aligned([("a", "long", "x"), ("bcd", "s", "")])) == ["a    long  x\n", "bcd  s\n"]
+    begin = time.process_time()
+    assert sum(1 for _ in aligned([("", f"tensor {i}", "4 x 4") for i in range(100_000)])) == 100_000
+    assert time.process_time() - begin < 5
+
+
 def test_inspect_tells_more_or_less_of_another_one(said: Said, three: Path) -> None:
     out = said("inspect", three, "--detail", "list")[1]
     assert "optimizer/step" not in out

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator, Sequence
 from typing import final
 
@@ -11,6 +10,7 @@ import torch
 from attrs import frozen
 
 from restoke.checkpoint.container import CODES, NAMES
+from restoke.checkpoint.natural import natural
 from restoke.checkpoint.tiling import Box
 from restoke.checkpoint.weights import MODEL, Weights
 from restoke.errors import CheckpointError, nearest
@@ -19,7 +19,6 @@ CAST = ("bfloat16", "float16", "float32", "float64")
 CODE = CODES | {"float4_e2m1fn_x2": "F4"}
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 RESERVED = "__metadata__"
-DIGITS = re.compile(r"(\d+)")
 
 
 @final
@@ -44,11 +43,6 @@ class Item:
     def shape_told(self) -> tuple[int, ...]:
         """As the format counts: of two values to a byte, both."""
         return (*self.shape[:-1], self.shape[-1] * 2) if self.code == "F4" else self.shape
-
-
-def natural(name: str) -> tuple[tuple[int, int | str], ...]:
-    """The key to sort by so that layer 2 comes before layer 10."""
-    return tuple((0, int(part)) if part.isdecimal() else (1, part) for part in DIGITS.split(name))
 
 
 def target_dtype(name: str | None) -> torch.dtype | None:

@@ -16,6 +16,7 @@ from restoke.checkpoint.container import ITEMSIZE
 from restoke.checkpoint.find import candidates
 from restoke.checkpoint.generations import present
 from restoke.checkpoint.manifest import Manifest, TensorEntry, file_name, parse, read_body
+from restoke.checkpoint.natural import natural
 from restoke.checkpoint.places import placed
 from restoke.errors import CheckpointError
 
@@ -101,8 +102,9 @@ def size_of(entry: TensorEntry) -> int:
 
 
 def matching(manifest: Manifest, pattern: str) -> dict[str, TensorEntry]:
-    """The tensors whose key the pattern fits, as a shell's: `model/*.weight`."""
-    return {key: entry for key, entry in manifest.tensors.items() if fnmatchcase(key, pattern)}
+    """The tensors whose key the pattern fits, as a shell's: `model/*.weight`. In the order of their names."""
+    keys = (key for key in manifest.tensors if fnmatchcase(key, pattern))
+    return {key: manifest.tensors[key] for key in sorted(keys, key=natural)}
 
 
 @final

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ from rich.markup import escape as markup
 from rich.table import Table
 
 from restoke.checkpoint.manifest import TensorEntry
-from restoke.checkpoint.overview import Listed, Overview, aliases_of, by_kind, listed, matching, size_of
+from restoke.checkpoint.overview import Overview, aliases_of, by_kind, listed, matching, size_of
 from restoke.checkpoint.sizes import shown_size
 from restoke.checkpoint.tiling import Box
 
@@ -27,9 +28,14 @@ def console() -> Console:
     return out if out.is_terminal else Console(highlight=False, width=WIDE)
 
 
+def clean(text: str) -> str:
+    """The text without what a terminal would obey."""
+    return "".join(sign if sign.isprintable() else "\N{REPLACEMENT CHARACTER}" for sign in text)
+
+
 def escape(text: str) -> str:
-    """The text as it is: no markup, and nothing that a terminal would obey."""
-    return markup("".join(sign if sign.isprintable() else "\N{REPLACEMENT CHARACTER}" for sign in text))
+    """The text as it is, for rich: no markup, and nothing that a terminal would obey."""
+    return markup(clean(text))
 
 
 def show(folder: Path, found: Sequence[Overview], chosen: Overview | None, detail: str, match: str) -> None:
@@ -45,7 +51,7 @@ def show(folder: Path, found: Sequence[Overview], chosen: Overview | None, detai
         out.print(line)
     out.print(_kinds(tensors))
     if detail != "summary":
-        out.print(_tensors(tensors, detail == "chunks"))
+        sys.stdout.writelines(aligned(_tensors(tensors, detail == "chunks")))
 
 
 def show_weights(weights: Weights, match: str) -> None:
@@ -57,16 +63,16 @@ def show_weights(weights: Weights, match: str) -> None:
     out.print(f"{escape(str(weights.path))}: {total}")
     for note in weights.notes:
         out.print(escape(note))
-    out.print(_listed(found, aliases_of(weights, match)))
+    rows = [(clean(item.name), _shape(item.shape), item.dtype, shown_size(item.bytes)) for item in found]
+    tied = [(clean(alias), clean(f"is {owner}"), "", "") for alias, owner in aliases_of(weights, match).items()]
+    sys.stdout.writelines(aligned([("tensor", "shape", "dtype", "size"), *rows, *tied]))
 
 
-def _listed(found: Sequence[Listed], aliases: Mapping[str, str]) -> Table:
-    table = _table("tensor", "shape", "dtype", "size", right=("size",))
-    for item in found:
-        table.add_row(escape(item.name), _shape(item.shape), item.dtype, shown_size(item.bytes))
-    for alias, owner in aliases.items():
-        table.add_row(escape(alias), "", "", escape(f"is {owner}"))
-    return table
+def aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Lines with the rows' cells below each other. There may be a hundred thousand, for which rich would take minutes."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() + "\n"
 
 
 def _table(*columns: str, right: Sequence[str] = ()) -> Table:
@@ -126,15 +132,15 @@ def _counts(entries: Sequence[TensorEntry]) -> tuple[str, str, str]:
     return str(len(entries)), f"{elements:,}", shown_size(sum(map(size_of, entries)))
 
 
-def _tensors(tensors: Mapping[str, TensorEntry], chunks: bool) -> Table:
-    table = _table("", "tensor", "shape", "dtype", "size", "chunks", right=("size",))
+def _tensors(tensors: Mapping[str, TensorEntry], chunks: bool) -> list[Sequence[str]]:
+    rows: list[Sequence[str]] = [("", "tensor", "shape", "dtype", "size", "chunks")]
     for key, entry in tensors.items():
         ranks = ", ".join(str(piece.rank) for piece in entry.pieces[:8]) + (", ..." if len(entry.pieces) > 8 else "")
         told = f"{len(entry.pieces)}: of rank {ranks}" if entry.pieces else "0"
-        table.add_row("", escape(key), _shape(entry.shape), entry.dtype, shown_size(size_of(entry)), told)
-        for piece in entry.pieces if chunks else ():
-            table.add_row("", "", _shape(piece.box.shape), "", "", f"rank {piece.rank} {_place(piece.box)}")
-    return table
+        rows.append(("", clean(key), _shape(entry.shape), entry.dtype, shown_size(size_of(entry)), told))
+        pieces = entry.pieces if chunks else ()
+        rows += [("", "", _shape(piece.box.shape), "", "", f"rank {piece.rank} {_place(piece.box)}") for piece in pieces]
+    return rows
 
 
 def _shape(shape: Sequence[int]) -> str:
