@@ -164,6 +164,32 @@ def test_what_is_made_in_another_mode_s_imagination_does_not_count() -> None:
     assert tracker.peak.nbytes == 0
 
 
+class Squares(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x).square()
+
+
+def test_compiled_code_stays_compiled_and_its_insides_are_said_to_be_missing() -> None:
+    ran = []
+
+    def backend(graph: Any, _: Any) -> Callable[..., Any]:
+        return lambda *args: ran.append(1) or graph.forward(*args)
+
+    one = session(Squares())
+    one.parts.module.compile(backend=backend)
+    with measure_memory(one) as memory:
+        train(one, 2)
+        assert memory.record.source == "tracked storages, those within compiled code left out"
+    train(one, 2)
+    assert len(ran) == 4
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+
+
 def test_recomputed_activations_do_not_count_while_they_are_gone() -> None:
     peaks = {}
     for remat in ("none", "blocks"):

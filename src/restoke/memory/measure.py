@@ -5,12 +5,14 @@ Hooks of the model and of the optimizer call it, so that a session that nobody m
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, final
 
 import attrs
-from torch import Tensor, is_grad_enabled
+from torch import Tensor, compiler, is_grad_enabled
 from torch.utils._pytree import tree_leaves
 
 from restoke.comm import gather_json
@@ -26,6 +28,7 @@ from restoke.memory.tracker import Tracker
 from restoke.session import Session
 
 FEW = 3  # optimizer steps of an epoch that are tracked where the allocator knows the peak
+UNTRACED: Any = compiler.disable  # a model that is compiled as a whole would be traced through its hooks
 
 
 @contextmanager
@@ -74,14 +77,11 @@ class Memory:
                 self._steps = FEW
         self._sessions.append(session)
         self._follow()
-
-        def before_forward(_: Any, args: Any, kwargs: Any) -> None:
-            self._before_forward(session, (args, kwargs))
-
+        before_forward = UNTRACED(partial(self._before_forward, session))
         self._handles += [
             # before the hooks of FSDP2, which gather
             parts.model.register_forward_pre_hook(before_forward, prepend=True, with_kwargs=True),
-            parts.model.register_forward_hook(self._after_forward, always_call=True),
+            parts.model.register_forward_hook(UNTRACED(self._after_forward), always_call=True),
             parts.optimizer.register_step_pre_hook(self._before_step),
             parts.optimizer.register_step_post_hook(self._after_step),
         ]
@@ -125,7 +125,7 @@ class Memory:
             rank=world.rank,
             size=world.size,
             device=str(world.device.type),
-            source="tracked storages" if self._allocator is None else "the allocator",
+            source=_tracked() if self._allocator is None else "the allocator",
             epochs=self.epochs,
             sessions=tuple(map(trained, self._sessions)),
         )
@@ -197,7 +197,7 @@ class Memory:
             epoch, held=epoch.held | {moment: found.held}, elsewhere=epoch.elsewhere | {moment: found.elsewhere}
         )
 
-    def _before_forward(self, session: Session, inputs: Any) -> None:
+    def _before_forward(self, session: Session, _: Any, *inputs: Any) -> None:
         assert self._tracker is not None
         if is_grad_enabled():
             self._follow_epoch(session)
@@ -238,3 +238,10 @@ class Memory:
         if tracker.running and self._steps is not None and self._epoch.tracked >= self._steps:
             self._settle_peak()
             tracker.stop()  # or after a later step, where a mode of the script's lies on top
+
+
+def _tracked() -> str:
+    """What a tracker's peaks are of."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    compiled = dynamo is not None and dynamo.counters["frames"]["ok"] > 0
+    return "tracked storages, those within compiled code left out" if compiled else "tracked storages"

@@ -59,6 +59,11 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._process = os.getpid()
         self._restore: Any = None
 
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Compiled code runs compiled, unseen: torch would otherwise run the original, and for good, also once this is left."""
+        return True
+
     @property
     def running(self) -> bool:
         return self._restore is not None
