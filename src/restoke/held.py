@@ -57,12 +57,11 @@ def _shape(value: Iterable[int]) -> tuple[int, ...]:
 
 @frozen
 class Weight:
-    """A parameter as the user wrote it: its whole shape, the bytes of an element, and the unit that it is gathered with."""
+    """A parameter as the user wrote it: its whole shape, the bytes of an element, and whether it is trained."""
 
     shape: tuple[int, ...] = field(converter=_shape)
     itemsize: int = 4
     trained: bool = True
-    unit: int = 0
 
     @property
     def numel(self) -> int:

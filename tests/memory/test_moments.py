@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 from torch.utils.data import TensorDataset
 
 from restoke.errors import SessionError
@@ -120,8 +121,10 @@ def test_measuring_nothing_is_refused() -> None:
 def test_a_session_without_a_model_is_refused() -> None:
     from restoke.session import Session
 
-    with pytest.raises(SessionError, match="prepare was not called"), measure_memory(Session(strategy="single", device="cpu")):
+    unprepared = Session(strategy="single", device="cpu")
+    with pytest.raises(SessionError, match="prepare was not called"), measure_memory(session(), unprepared):
         pass
+    assert _get_current_dispatch_mode() is None
 
 
 def test_measuring_can_begin_again() -> None:

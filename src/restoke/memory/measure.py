@@ -41,12 +41,12 @@ def measure_memory(*sessions: Session, steps: int | None = None) -> Iterator[Mem
     Raises:
         SessionError: no session is given, one has no model yet, or a dispatch mode that was entered within is still entered.
     """
-    memory = Memory(steps)
-    for session in sessions:
-        memory.add(session)
     if not sessions:
         raise SessionError.of("measure_memory", "no session", "there is nothing to measure", "measure_memory(session)")
+    memory = Memory(steps)
     try:
+        for session in sessions:
+            memory.add(session)
         yield memory
     finally:
         memory.close()
@@ -77,6 +77,8 @@ class Memory:
                 self._steps = FEW
         self._sessions.append(session)
         self._follow()
+        if len(self._sessions) == 1:
+            self._begin_peak()
         before_forward = UNTRACED(partial(self._before_forward, session))
         self._handles += [
             # before the hooks of FSDP2, which gather
@@ -164,12 +166,9 @@ class Memory:
 
     def _follow(self) -> None:
         assert self._tracker is not None
-        begun = self._tracker.running
-        if not begun:
+        if not self._tracker.running:
             self._tracker.start()
         self._label()
-        if not begun:
-            self._begin_peak()
 
     def _begin_peak(self) -> None:
         assert self._tracker is not None

@@ -7,7 +7,6 @@ from torch import Tensor
 from restoke.held import Sizes, Weight
 from restoke.memory.records import State, Trained
 from restoke.memory.storages import plain, storages
-from restoke.memory.wrapped import units
 from restoke.session import Session
 
 
@@ -18,8 +17,8 @@ def trained(session: Session) -> Trained:
 
 def sizes(session: Session) -> Sizes:
     """The sizes, the optimizer's state left out."""
-    module, unit = session.parts.module, units(session.parts.model)
-    weights = [Weight(tuple(p.shape), p.element_size(), p.requires_grad, unit.get(id(p), 0)) for p in module.parameters()]
+    module = session.parts.module
+    weights = [Weight(tuple(p.shape), p.element_size(), p.requires_grad) for p in module.parameters()]
     return Sizes(weights, _nbytes(list(module.buffers())))
 
 

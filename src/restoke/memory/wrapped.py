@@ -63,12 +63,6 @@ def _of_group(group: Any) -> Iterator[tuple[str, Tensor]]:
         yield from (("gradients", grad) for grad in local if grad is not None)
 
 
-def units(model: nn.Module) -> dict[int, int]:
-    """Which unit each parameter is gathered with, by the parameter's identity; none where nothing is gathered."""
-    groups = [group for state in _fsdp_states(model) for group in state._fsdp_param_groups]
-    return {id(held.sharded_param): number for number, group in enumerate(groups) for held in group.fsdp_params}
-
-
 def resized(found: Callable[[Any], None]) -> Callable[[], None]:
     """Calls `found` with each storage after it was resized, which is how FSDP2 frees. Returns what takes it back."""
     original = UntypedStorage.resize_
