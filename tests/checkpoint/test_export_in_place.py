@@ -18,8 +18,7 @@ from restoke.checkpoint.natural import natural
 from restoke.checkpoint.sizes import parse_size, shown_size
 from restoke.errors import CheckpointError
 from tests.checkpoint.test_export import INDEX, loaded, refusal
-from tests.checkpoint.test_weights import own_memory
-from tests.checkpoint.weight_files import EVERY, of_dtype, of_tensors, same
+from tests.checkpoint.weight_files import EVERY, of_dtype, of_tensors, own_memory, same
 
 
 def old_and_new(folder: Path) -> None:
@@ -190,7 +189,8 @@ def test_boxes_are_the_whole_in_the_order_of_memory(shape: list[int], largest: i
 
 def test_names_are_sorted_as_people_count() -> None:
     right = ["a", "l.0", "l.2.b", "l.2.w", "l.03", "l.10.w", "l." + "9" * 5000, "l.x"]
-    assert sorted(reversed(right), key=natural) == right
+    backwards = right[::-1]
+    assert sorted(backwards, key=natural) == right
     sorted(["1a", "a1", "²", "1", "", "٣"], key=natural)
 
 

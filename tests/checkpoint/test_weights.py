@@ -1,4 +1,4 @@
-"""Weights come out of any file bit for bit, by the names of the model, and only what is asked for is read."""
+"""Weights come out of any file bit for bit, and only what is asked for is read."""
 
 from __future__ import annotations
 
@@ -8,64 +8,30 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file, save_model
-from torch import Tensor, nn
+from safetensors.torch import save_file
+from torch import nn
 
-from restoke.checkpoint import Weights, open_weights
+from restoke.checkpoint import open_weights
 from restoke.errors import CheckpointError
-from restoke.state import TorchState
 from tests import ranks
 from tests.checkpoint import on_ranks, weight_files
-from tests.checkpoint.weight_files import EVERY, Tied, bits, of_dtype, of_tensors, same, saved, sharded
-
-State = dict[str, Tensor]
-
-
-def read_all(weights: Weights) -> State:
-    return {key.removeprefix("model/"): weights.read(key) for key in weights.keys()}  # noqa: SIM118
-
-
-def every_dtype() -> State:
-    return {str(dtype).removeprefix("torch."): of_dtype(dtype, 5, 4) for dtype in EVERY} | {
-        "scalar": torch.tensor(2.5),
-        "empty": torch.empty(0, 4),
-    }
-
-
-def as_torch(folder: Path, tensors: State) -> Path:
-    torch.save(tensors, folder / "model.pt")
-    return folder / "model.pt"
-
-
-def as_old_torch(folder: Path, tensors: State) -> Path:
-    torch.save(tensors, folder / "model.pt", _use_new_zipfile_serialization=False)
-    return folder / "model.pt"
-
-
-def as_safetensors(folder: Path, tensors: State) -> Path:
-    save_file(tensors, folder / "weights.safetensors")
-    return folder / "weights.safetensors"
-
-
-def as_shards(folder: Path, tensors: State) -> Path:
-    names = sorted(tensors)
-    first, second = ({name: tensors[name] for name in half} for half in (names[::2], names[1::2]))
-    return sharded(folder / "s", {"model-00001-of-00002.safetensors": first, "model-00002-of-00002.safetensors": second})
-
-
-def as_shards_without_index(folder: Path, tensors: State) -> Path:
-    (as_shards(folder, tensors) / "model.safetensors.index.json").unlink()
-    return folder / "s"
-
-
-def as_checkpoint(folder: Path, tensors: State) -> Path:
-    of_tensors(folder / "c", tensors)
-    return folder / "c"
-
-
-def as_one_checkpoint(folder: Path, tensors: State) -> Path:
-    return of_tensors(folder / "c", tensors)
-
+from tests.checkpoint.weight_files import (
+    State,
+    as_checkpoint,
+    as_old_torch,
+    as_one_checkpoint,
+    as_safetensors,
+    as_shards,
+    as_shards_without_index,
+    as_torch,
+    bits,
+    every_dtype,
+    own_memory,
+    read_all,
+    same,
+    saved,
+    sharded,
+)
 
 FORMS = [as_torch, as_safetensors, as_shards, as_shards_without_index, as_checkpoint, as_one_checkpoint]
 
@@ -142,86 +108,6 @@ def test_a_state_dict_is_found_beside_other_things(tmp_path: Path, nest: tuple[s
     assert [f"from {name!r}" in note for name, note in zip(nest, weights.notes, strict=True)] == [True] * len(nest)
 
 
-@pytest.mark.parametrize("form", [as_torch, as_safetensors, as_shards])
-@pytest.mark.parametrize(
-    ("names", "own"),
-    [
-        (["module.a.w", "module.b.w"], ["a.w", "b.w"]),
-        (["_orig_mod.a.w", "_orig_mod.b.w"], ["a.w", "b.w"]),
-        (["module._orig_mod.a.w", "module._orig_mod.b.w"], ["a.w", "b.w"]),
-        (["_orig_mod.module.a.w", "_orig_mod.module.b.w"], ["a.w", "b.w"]),
-        (["a._orig_mod.w", "b.w"], ["a.w", "b.w"]),
-        (["module.a.w", "b.w"], ["b.w", "module.a.w"]),
-    ],
-)
-def test_what_wrappers_put_before_names_is_removed_and_said(
-    tmp_path: Path, form: Callable[[Path, State], Path], names: list[str], own: list[str]
-) -> None:
-    weights = open_weights(form(tmp_path, {name: torch.ones(i + 1) for i, name in enumerate(names)}))
-    assert sorted(weights.keys()) == [f"model/{name}" for name in own]
-    assert bool(weights.notes) == (sorted(names) != own)
-    assert all("was removed from the names" in note for note in weights.notes)
-
-
-def test_what_compile_adds_is_removed_even_where_the_model_is_compiled(tmp_path: Path) -> None:
-    path = as_safetensors(tmp_path, {"module._orig_mod.w": torch.ones(1)})
-    for names in (["_orig_mod.w"], ["w"]):
-        assert set(open_weights(path, names=names).keys()) == {"model/w"}
-    assert set(open_weights(path, names=["_orig_mod.module.w"]).keys()) == {"model/module.w"}
-
-
-def test_a_prefix_stays_where_the_model_has_it_too(tmp_path: Path) -> None:
-    path = as_safetensors(tmp_path, {"module.w": torch.ones(1), "module.b": torch.ones(2)})
-    assert set(open_weights(path, names=["module.w", "module.b"]).keys()) == {"model/module.w", "model/module.b"}
-    assert set(open_weights(path, names=["w", "b"]).keys()) == {"model/w", "model/b"}
-    doubled = as_safetensors(tmp_path, {"module.module.w": torch.ones(1)})
-    assert set(open_weights(doubled, names=["module.w"]).keys()) == {"model/module.w"}
-
-
-@pytest.mark.parametrize("form", ["torch", "safetensors", "checkpoint"])
-def test_tied_weights_are_one_tensor_with_another_name(tmp_path: Path, form: str) -> None:
-    model = Tied()
-    if form == "torch":
-        torch.save({"module." + name: tensor for name, tensor in model.state_dict().items()}, tmp_path / "x")
-    elif form == "safetensors":
-        save_model(model, str(tmp_path / "x"))
-    else:
-        saved(tmp_path / "x", model)
-    weights = open_weights(tmp_path / "x")
-    names = {"embed.weight", "head.weight"}
-    ((alias, owner),) = weights.values["model"]["aliases"].items()
-    assert {alias, owner} == names
-    assert len(weights.keys()) == len(model.state_dict()) - 1
-    other = Tied()
-    assert TorchState(other, torch.optim.SGD(other.parameters())).restore(weights, strict=True) == []
-    assert same(other.state_dict(), model.state_dict())
-
-
-def test_metadata_that_names_a_tensor_of_the_file_ties_nothing(tmp_path: Path) -> None:
-    tensors = {"a": torch.ones(1), "b": torch.zeros(1)}
-    save_file(tensors, tmp_path / "x", metadata={"a": "b", "c": "nothing", "d": "b"})
-    weights = open_weights(tmp_path / "x")
-    assert weights.values["model"]["aliases"] == {"d": "b"}
-    assert same(read_all(weights), tensors)
-
-
-def test_parts_of_one_tensor_are_not_taken_for_the_same(tmp_path: Path) -> None:
-    whole = torch.arange(12.0).reshape(3, 4)
-    square = whole[:, :3]
-    tensors = {"whole": whole, "rows": whole[:2], "turned": whole.T, "square": square, "square turned": square.T}
-    torch.save(tensors, tmp_path / "x")
-    weights = open_weights(tmp_path / "x")
-    assert weights.values["model"]["aliases"] == {}
-    assert same(read_all(weights), tensors)
-
-
-def test_parameters_and_what_is_no_tensor_come_out(tmp_path: Path) -> None:
-    torch.save({"w": nn.Parameter(torch.ones(2)), "layer._extra_state": {"amax": [1.0]}}, tmp_path / "x.pt")
-    weights = open_weights(tmp_path / "x.pt")
-    assert type(weights.read("model/w")) is Tensor
-    assert weights.values["model"]["extra"] == {"layer._extra_state": {"amax": [1.0]}}
-
-
 def test_of_a_checkpoint_only_the_model_is_seen(tmp_path: Path) -> None:
     saved(tmp_path, nn.Linear(3, 2))
     weights = open_weights(tmp_path)
@@ -296,12 +182,6 @@ def test_opening_does_not_read_the_tensors_into_memory(tmp_path: Path) -> None:
         assert own_memory() - before < size // 4
         assert part.untyped_storage().nbytes() == 1000
         path.unlink()
-
-
-def own_memory() -> int:
-    """Bytes of this process that no file backs."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon"))
 
 
 def test_every_rank_opens_and_reads_its_own_box(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from restoke import checkpoint
+from restoke.checkpoint import Weights
 from restoke.errors import CheckpointError
 from restoke.parts import Captured, Chunk
 from restoke.state import TorchState
@@ -21,6 +22,7 @@ FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 EIGHT_BITS = [torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz, torch.float8_e8m0fnu]
 WHOLE = [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint64, torch.uint32, torch.uint16, torch.uint8, torch.bool]
 OTHERS = [torch.complex64, torch.float4_e2m1fn_x2]
+State = dict[str, Tensor]
 EVERY = [*FLOATS, *EIGHT_BITS, *WHOLE, *OTHERS]
 
 
@@ -101,3 +103,55 @@ def refused_on_rank(folder: Path) -> str:
     except CheckpointError as error:
         return str(error)
     return ""
+
+
+def read_all(weights: Weights) -> State:
+    return {key.removeprefix("model/"): weights.read(key) for key in weights.keys()}  # noqa: SIM118
+
+
+def every_dtype() -> State:
+    return {str(dtype).removeprefix("torch."): of_dtype(dtype, 5, 4) for dtype in EVERY} | {
+        "scalar": torch.tensor(2.5),
+        "empty": torch.empty(0, 4),
+    }
+
+
+def as_torch(folder: Path, tensors: State) -> Path:
+    torch.save(tensors, folder / "model.pt")
+    return folder / "model.pt"
+
+
+def as_old_torch(folder: Path, tensors: State) -> Path:
+    torch.save(tensors, folder / "model.pt", _use_new_zipfile_serialization=False)
+    return folder / "model.pt"
+
+
+def as_safetensors(folder: Path, tensors: State) -> Path:
+    save_file(tensors, folder / "weights.safetensors")
+    return folder / "weights.safetensors"
+
+
+def as_shards(folder: Path, tensors: State) -> Path:
+    names = sorted(tensors)
+    first, second = ({name: tensors[name] for name in half} for half in (names[::2], names[1::2]))
+    return sharded(folder / "s", {"model-00001-of-00002.safetensors": first, "model-00002-of-00002.safetensors": second})
+
+
+def as_shards_without_index(folder: Path, tensors: State) -> Path:
+    (as_shards(folder, tensors) / "model.safetensors.index.json").unlink()
+    return folder / "s"
+
+
+def as_checkpoint(folder: Path, tensors: State) -> Path:
+    of_tensors(folder / "c", tensors)
+    return folder / "c"
+
+
+def as_one_checkpoint(folder: Path, tensors: State) -> Path:
+    return of_tensors(folder / "c", tensors)
+
+
+def own_memory() -> int:
+    """Bytes of this process that no file backs."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon"))
