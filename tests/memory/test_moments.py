@@ -70,6 +70,17 @@ def test_each_epoch_of_the_session_s_loader_has_its_figures_and_a_validation_cut
     assert first <= second == third  # while the first runs the optimizer gets its state
 
 
+def test_of_loaders_within_a_loader_the_outer_one_tells_the_epoch() -> None:
+    one = session()
+    data = TensorDataset(torch.ones(4, 3))
+    outer, inner = one.loader(data, batch_size=2), one.loader(data, batch_size=2)
+    with measure_memory(one) as memory:
+        for _ in outer:
+            for (x,) in inner:
+                train(one, 1, x)
+    assert [(epoch.number, epoch.steps) for epoch in memory.epochs] == [(0, 4)]
+
+
 def test_epochs_of_other_loaders_begin_where_the_script_says() -> None:
     one = session()
     with measure_memory(one) as memory:

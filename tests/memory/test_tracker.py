@@ -151,6 +151,15 @@ def test_storages_that_are_resized_count_with_their_new_size() -> None:
     assert tracker.peak.nbytes == 800
 
 
+def test_what_was_made_before_or_elsewhere_counts_once_it_is_used() -> None:
+    x, tracker = torch.zeros(100), Tracker("cpu")
+    tracker.start()
+    x.sum()
+    tracker.stop()
+    tracker.fold()
+    assert tracker.peak.nbytes == 400 + 4
+
+
 def test_what_is_made_in_another_mode_s_imagination_does_not_count() -> None:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
