@@ -18,10 +18,10 @@ from tests.faults.trials import Trial
 OLD, NEW, NEXT = 1.0, 2.0, 3.0
 
 
-def filled(mark: float, world: World) -> Captured:
-    """A tensor cut over the ranks, copies on each, an empty one, and values."""
+def filled(mark: float, world: World, rows: int = 2) -> Captured:
+    """A tensor cut over the ranks, so many rows of 8 bytes on each, copies on each, an empty one, and values."""
     chunks = {
-        "model/w": Chunk(torch.full((2, 3), mark), (2 * world.size, 3), (2 * world.rank, 0)),
+        "model/w": Chunk(torch.full((rows, 2), mark), (rows * world.size, 2), (rows * world.rank, 0)),
         "model/b": Chunk.whole(torch.full((3,), mark, dtype=torch.bfloat16)),
         "optimizer/w/step": Chunk.whole(torch.tensor(mark)),
         "model/empty": Chunk.whole(torch.empty(0, 4)),
@@ -29,8 +29,8 @@ def filled(mark: float, world: World) -> Captured:
     return Captured(chunks, {"extras": {"mark": mark, "seen": torch.full((2,), mark)}, "rank/rng": {"state": mark}})
 
 
-def save(folder: Path, world: World, tag: str, mark: float, keep: int | None = None) -> None:
-    checkpoint.write(folder, tag, filled(mark, world), world, meta={"mark": mark}, keep=keep)
+def save(folder: Path, world: World, tag: str, mark: float, keep: int | None = None, rows: int = 2) -> None:
+    checkpoint.write(folder, tag, filled(mark, world, rows), world, meta={"mark": mark}, keep=keep)
 
 
 def save_alone(folder: Path, tag: str = "old", mark: float = OLD, keep: int | None = None) -> None:
