@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from attrs import asdict
 from torch import Tensor, nn
 
 from restoke.held import Place, Sizes
@@ -69,6 +70,4 @@ def held(memory: Memory) -> dict[str, dict[str, int]]:
 
 
 def vars_of(one: Any) -> dict[str, int]:
-    from attrs import asdict
-
     return asdict(one)
