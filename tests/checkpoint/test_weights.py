@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from restoke.checkpoint import open_weights
+from restoke.checkpoint import weights as checkpoint_weights
 from restoke.errors import CheckpointError
 from tests import ranks
 from tests.checkpoint import on_ranks, weight_files
@@ -127,6 +128,20 @@ def test_a_tag_names_one_checkpoint_and_the_newest_good_one_is_taken_without(tmp
         open_weights(tmp_path / "c")
     with pytest.raises(CheckpointError, match="is one checkpoint already"):
         open_weights(tmp_path / "a", tag="b")
+
+
+def test_a_checkpoint_that_is_replaced_while_it_is_opened_is_not_mixed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved(tmp_path, nn.Linear(2, 1))
+    read = checkpoint_weights.read
+
+    def then_replaced(*args: Any) -> Any:
+        opened = read(*args)
+        saved(tmp_path, nn.Linear(2, 1))
+        return opened
+
+    monkeypatch.setattr(checkpoint_weights, "read", then_replaced)
+    with pytest.raises(CheckpointError, match="another save replaced or deleted a while it was opened"):
+        open_weights(tmp_path)
 
 
 def test_averaged_weights_take_the_place_of_those_that_have_an_average(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from restoke.checkpoint.agree import alone, together
 from restoke.checkpoint.container import BITS
+from restoke.checkpoint.manifest import generation_of, read_body
 from restoke.checkpoint.opening import Opened, read
 from restoke.checkpoint.places import holds_checkpoints, placed
 from restoke.checkpoint.tiling import Box
@@ -106,7 +107,7 @@ def open_weights(
     path, here = Path(path), world or ALONE
     folder, found = alone(lambda: _checkpoint(path, tag), here, path)
     if folder is not None:
-        return _of_checkpoint(read(folder, found, here), ema)
+        return _of_checkpoint(_lean(read(folder, found, here)), ema)
     if tag is not None or ema:
         axis = "ema" if tag is None else "tag"
         why = f"{path} is no checkpoint of restoke, and only these have it"
@@ -119,6 +120,21 @@ def _checkpoint(path: Path, tag: str | None) -> tuple[str | None, str | None]:
     """The folder and tag, where it is a checkpoint of restoke or a folder of them."""
     folder, found = placed(path, tag)
     return (str(folder), found) if holds_checkpoints(folder) else (None, tag)
+
+
+def _lean(opened: Opened) -> Opened:
+    """Without the tensors that verifying kept at hand: most of them are the optimizer's, and nobody will ask for these here."""
+    lean = Opened(opened.path, opened.tag, opened.manifest)
+    lean.notes += opened.notes
+    opened.rank_values = ()  # they refer back to it, so that it would stay until the next collection of garbage
+    try:
+        replaced = generation_of(read_body(opened.path)) != opened.generation
+    except (OSError, ValueError):
+        replaced = True
+    if replaced:
+        why = f"another save replaced or deleted {opened.tag} while it was opened"
+        raise CheckpointError.of("checkpoint", str(opened.path), why, "open it again")
+    return lean
 
 
 def _of_checkpoint(opened: Opened, ema: bool) -> Weights:
