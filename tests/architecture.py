@@ -14,9 +14,21 @@ from attrs import define, frozen
 LAYERS: tuple[tuple[str, ...], ...] = (
     tuple("_version errors said stopped spec held prepared table rows rules rules_passes facts plugins ranks configs".split()),
     ("comm", "world", "optim", "seeds", "settle", "meshes"),
-    ("parts", "steppers", "state", "optimizer_state", "sharding", "precision", "passes", "nn", "blocks", "replicas"),
+    ("parts", "steppers", "state", "optimizer_state", "sharding", "empty", "precision", "passes", "nn", "blocks", "replicas"),
     ("strategies",),
-    ("session", "session_loaders", "session_state", "whole", "verbs", "windows", "data", "checkpoint", "stopping", "memory"),
+    (
+        "session",
+        "session_loaders",
+        "session_state",
+        "whole",
+        "filling",
+        "verbs",
+        "windows",
+        "data",
+        "checkpoint",
+        "stopping",
+        "memory",
+    ),
     ("launch", "playground", "facades", "testing"),
     ("cli", "__main__"),
 )

@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from restoke.configs import DDPConfig
+from restoke.empty import place
 from restoke.errors import SpecError
 from restoke.parts import Parts, Request, State, Stepper
 from restoke.steppers import torch_stepper
@@ -28,7 +29,7 @@ def replicate(
 ) -> Parts:
     """torch's DistributedDataParallel with the settings of DDPConfig, the optimizer that `build` makes, and its state."""
     config, world = request.spec.setting(DDPConfig), request.world
-    model = request.model.to(world.device)
+    model = place(request.model, world.device)
     if config.convert_to_sync_batch_norm:
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
     ddp = _wrap(model, request, config)

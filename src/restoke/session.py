@@ -11,7 +11,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from restoke.configs import AMPConfig
+from restoke.empty import refuse_unfilled
 from restoke.errors import SessionError, SpecError
+from restoke.filling import fill
 from restoke.optim import OptimizerSpec, build_scheduler
 from restoke.parts import Parts, Request, Step
 from restoke.passes import apply_passes
@@ -95,14 +97,18 @@ class Session:
         model: nn.Module,
         optimizer: OptimizerSpec,
         scheduler: Callable[[Optimizer], Any] | None = None,
+        weights: str | os.PathLike[str] | None = None,
     ) -> nn.Module:
         """Place and wrap the model, build the optimizer on it and the scheduler on that. Returns what `forward` calls.
 
-        The scheduler is stepped once after each optimizer step that was not skipped.
+        The scheduler is stepped once after each optimizer step that was not skipped. `weights` is a file or folder that the
+        model is filled from (see `restoke.checkpoint.open_weights`), each rank reading what it holds alone: the model may
+        then be built on the meta device.
 
         Raises:
             SessionError: this session has a model already.
-            SpecError: the optimizer's groups or keywords do not fit.
+            SpecError: the optimizer's groups or keywords do not fit, or a model on the meta device cannot be filled.
+            CheckpointError: the weights cannot be read, or are another model's.
         """
         if self._parts is not None:
             raise SessionError.of("prepare", type(model).__name__, "this session has a model already", "a second Session")
@@ -115,10 +121,13 @@ class Session:
                 "it is built here, on the placed and wrapped model",
                 "OptimizerSpec(SGD, {...})",
             )
+        refuse_unfilled(model, filled=weights is not None)
         precision = PRECISIONS[self.spec.precision].means
         apply_passes(model, self.spec, self.world, precision)
         request = Request(self.spec, self.world, model, optimizer, precision, self.scaler)
         parts: Parts = self._row.load()(request)
+        if weights is not None:
+            fill(parts, Path(weights), self.world)
         self._parts = parts
         self.scaler = parts.stepper.scaler
         self.forward_context = parts.stepper.forward_context

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
@@ -9,17 +10,18 @@ import torch
 import torch.distributed as dist
 from attrs import evolve
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.nn.modules.batchnorm import _NormBase
 
 from restoke.blocks import cut_by_size, find_blocks
 from restoke.configs import ClipGradConfig, FSDPConfig
+from restoke.empty import place_shards
 from restoke.errors import SpecError
 from restoke.meshes import mesh
 from restoke.parts import Layout, Parts, Place, Request, Stepper
+from restoke.passes.tensor_steps import in_agreement, show_plain
 from restoke.precision import dtype
 from restoke.replicas import average
 from restoke.spec import Clip, Precision
@@ -77,6 +79,8 @@ def shard(request: Request, *, whole_after_forward: bool, replicas: int = 1) -> 
             offload_policy=offload,
             ignored_params=set(scalars),
         )
+    show_plain(model, request.spec)
+    place_shards(model, torch.device("cpu") if request.spec.offload == "cpu" else request.world.device)
     assert isinstance(model, FSDPModule)
     model.set_reduce_scatter_unused_params(config.find_unused_parameters)
     return _parts(request, model, config, scalars)
@@ -151,7 +155,7 @@ def _parts(request: Request, model: FSDPModule, config: FSDPConfig, scalars: lis
     stepper = torch_stepper(
         model, optimizer, _native(request.precision), world.device, request.scaler, layout=LAYOUT, clip_to=clip_shards
     )
-    stepper = _settled(stepper, scalars, reshard, world)
+    stepper = _settled(in_agreement(stepper, model, world), scalars, reshard, world)
     held = TorchState(model, optimizer, world.rank, LAYOUT, opened=_opened(reshard))
     return Parts(
         model,
@@ -212,24 +216,34 @@ def _settled(stepper: Stepper, scalars: list[nn.Parameter], reshard: Callable[[]
 
 
 def clip_shards(parameters: list[nn.Parameter], how: Clip) -> Tensor | None:
-    """Clips gradients of which this rank has shards; returns the norm of the whole before, or None where values were clipped.
-
-    Norms are taken mesh by mesh, since torch refuses gradients of two, and combined.
-    """
+    """Clips gradients of which this rank has shards; returns the norm of the whole before, or None where values were clipped."""
     grads = [p.grad for p in parameters if p.grad is not None]
+    local = [LAYOUT.local(grad) for grad in grads]
     if isinstance(how, ClipGradConfig):
-        local = [LAYOUT.local(grad) for grad in grads]
         torch._foreach_clamp_min_(local, -how.clip_value)
         torch._foreach_clamp_max_(local, how.clip_value)
         return None
-    meshes: dict[DeviceMesh | None, list[Tensor]] = {}
-    for grad in grads:
-        meshes.setdefault(grad.device_mesh if isinstance(grad, DTensor) else None, []).append(grad)
-    norms = [nn.utils.get_total_norm(some, how.norm_type) for some in meshes.values()]
-    wholes = [norm.full_tensor() if isinstance(norm, DTensor) else norm for norm in norms]
-    total = wholes[0] if len(wholes) == 1 else torch.linalg.vector_norm(torch.stack(wholes), how.norm_type)
     if not grads:
         return torch.tensor(0.0)
-    factor = torch.clamp(how.max_norm / (total + 1e-6), max=1.0)
-    torch._foreach_mul_([LAYOUT.local(grad) for grad in grads], factor)
+    counted = [part for grad, part in zip(grads, local, strict=True) if _counts(grad)]
+    total = _norm_over_ranks(counted, how.norm_type, local[0].device)
+    torch._foreach_mul_(local, torch.clamp(how.max_norm / (total + 1e-6), max=1.0))
     return total
+
+
+def _counts(grad: Tensor) -> bool:
+    """Of ranks that hold the same part, one: the first along each axis over which the tensor is not cut."""
+    if not isinstance(grad, DTensor):
+        return dist.get_rank() == 0
+    at = grad.device_mesh.get_coordinate()
+    assert at is not None
+    return all(not isinstance(how, Replicate) or index == 0 for how, index in zip(grad.placements, at, strict=True))
+
+
+def _norm_over_ranks(parts: list[Tensor], p: float, device: torch.device) -> Tensor:
+    """Of all ranks' parts together, in one collective whatever the meshes."""
+    own = nn.utils.get_total_norm(parts, p) if parts else torch.zeros((), device=device)
+    largest = math.isinf(p)
+    total = own.float() if largest else own.float() ** p
+    dist.all_reduce(total, dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM)
+    return total if largest else total ** (1 / p)

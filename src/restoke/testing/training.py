@@ -82,7 +82,9 @@ class Bare:
         many = case.row.processes == "many"
         self.model = DistributedDataParallel(self.module, device_ids=world.device_ids) if many else self.module
         self.optimizer = torch.optim.SGD(self.module.parameters(), lr=0.1, momentum=0.9)
-        self.scaler = torch.amp.GradScaler(world.device.type, case.spec.setting(AMPConfig).init_scale, enabled=self.means.scaled)
+        self.scaler = torch.amp.GradScaler(
+            world.device.type, case.spec.setting(AMPConfig).init_scale, enabled=self.means.scaled
+        )
 
     def one_step(self, batch: Batch) -> list[float]:
         losses, pieces = [], micro_batches(batch, self.world, self.case.spec.accumulate)
