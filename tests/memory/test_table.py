@@ -75,6 +75,12 @@ def test_a_run_without_a_step_says_so_and_one_with_missing_ranks_too() -> None:
     assert "mean of 1 of 2 ranks" in text
 
 
+def test_several_sessions_are_not_compared() -> None:
+    both = attrs.evolve(RANKS[0], sessions=RANKS[0].sessions * 2)
+    assert saving([both]) is None
+    assert "Several sessions were trained: nothing to compare with DDP" in table([both])
+
+
 def test_offloaded_bytes_are_no_saving_unsaid() -> None:
     there = dict.fromkeys(MOMENTS, Held(parameters=3 * K, optimizer=6 * K))
     assert "Beside the device, after a step: 9.0 KiB" in table([rank(0, 0.5, elsewhere=there)])

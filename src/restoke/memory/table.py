@@ -45,8 +45,9 @@ def size(nbytes: float) -> str:
 
 
 def saving(ranks: Sequence[RankMemory]) -> float | None:
-    """How much less than under DDP the model and its optimizer hold after a step, as a share; None where nothing stepped."""
-    held = _after_step(ranks)
+    """How much less than under DDP the model and its optimizer hold after a step, as a share. None where nothing stepped, or
+    several sessions did, whose gradients are not there at the same time."""
+    held = _after_step(ranks) if len(ranks[0].sessions) == 1 else []
     return 1 - _mean(each.state for each in held) / under_ddp(ranks) if held else None
 
 
@@ -81,7 +82,8 @@ def _highest(rank: RankMemory) -> int:
 def _saving(ranks: Sequence[RankMemory]) -> str:
     share = saving(ranks)
     if share is None:
-        return "No optimizer step was seen: nothing to compare with DDP"
+        why = "Several sessions were trained" if len(ranks[0].sessions) > 1 else "No optimizer step was seen"
+        return f"{why}: nothing to compare with DDP"
     formula = "parameters, gradients and their buckets, optimizer state, buffers"
     than = f"{abs(share):.1%} {'less' if share > 0 else 'more'} than" if abs(share) > 0.0005 else "as much as"
     return f"After a step, model and optimizer hold {than} under DDP: {size(under_ddp(ranks))}\n({formula}, by formula)"
