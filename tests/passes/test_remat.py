@@ -55,7 +55,7 @@ class Stack(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         for i, layer in enumerate(self.layers):
-            x = layer(x, scale=x.detach().abs().mean() + i)
+            x = layer(x, scale=(i + 1) / (1 + x.detach().abs().mean()))
         head: Tensor = self.head(x)
         return head
 

@@ -6,8 +6,10 @@ from collections.abc import Callable
 
 from torch import nn
 
+from restoke.passes.compile import compile_
 from restoke.passes.convert import convert
 from restoke.passes.remat import remat
+from restoke.passes.tensor import tensor
 from restoke.spec import Precision, Spec
 from restoke.world import World
 
@@ -18,11 +20,19 @@ def _convert(model: nn.Module, spec: Spec, world: World, precision: Precision) -
     convert(model, precision)
 
 
+def _tensor(model: nn.Module, spec: Spec, world: World, precision: Precision) -> None:
+    tensor(model, spec, world)
+
+
 def _remat(model: nn.Module, spec: Spec, world: World, precision: Precision) -> None:
     remat(model, spec)
 
 
-PASSES: tuple[Pass, ...] = (_convert, _remat)
+def _compile(model: nn.Module, spec: Spec, world: World, precision: Precision) -> None:
+    compile_(model, spec, world)
+
+
+PASSES: tuple[Pass, ...] = (_convert, _tensor, _remat, _compile)
 
 
 def apply_passes(model: nn.Module, spec: Spec, world: World, precision: Precision) -> None:

@@ -55,15 +55,15 @@ class Recomputed:
 
     def __init__(self, block: nn.Module, forward: Callable[..., Any], name: str, how: str) -> None:
         self._block, self._forward, self._name, self._how = block, forward, name, how
-        self._context = _CONTEXTS[how]
+        self._options = _OPTIONS[how]
         self._found: _Found | None = None
         update_wrapper(self, forward)  # its signature stays
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return self._forward(*args, **kwargs)
-        if torch.compiler.is_compiling():
-            return checkpoint(self._forward, *args, use_reentrant=False, context_fn=self._context, **kwargs)
+        if torch.compiler.is_compiling():  # what is compiled counts once by itself
+            return checkpoint(self._forward, *args, use_reentrant=False, **self._options, **kwargs)
         found = self._found = self._found or _Found(self._block)
         versions = found.versions()
         output = self._checkpointed(found, args, kwargs)
@@ -80,7 +80,7 @@ class Recomputed:
 
         # the empty tensor says whose generator to keep, where a block's inputs lie within other objects
         given = (found.anchor(), *args, *kwargs.values())
-        return checkpoint(run, *given, use_reentrant=False, context_fn=partial(_counting_once, self._context, found))
+        return checkpoint(run, *given, use_reentrant=False, context_fn=partial(_counting_once, self._options, found))
 
     def _refuse(self, found: _Found, versions: list[int]) -> None:
         changed = [name for (name, buffer), was in zip(found.others, versions, strict=True) if buffer()._version != was]
@@ -111,8 +111,8 @@ class _Found:
         return torch.empty(0, device=self._device)
 
 
-def _counting_once(context: Callable[[], Contexts], found: _Found) -> Contexts:
-    first, again = context()
+def _counting_once(options: dict[str, Any], found: _Found) -> Contexts:
+    first, again = options.get("context_fn", noop_context_fn)()
     return first, _both(_set_aside(found.norms), again) if found.norms else again
 
 
@@ -141,7 +141,7 @@ def _keep_products(context: Any, operation: Any, *args: Any, **kwargs: Any) -> C
     return CheckpointPolicy.MUST_SAVE if name in KEPT else CheckpointPolicy.PREFER_RECOMPUTE
 
 
-_CONTEXTS: dict[str, Callable[[], Contexts]] = {
-    "blocks": noop_context_fn,
-    "selective": partial(create_selective_checkpoint_contexts, _keep_products),
+_OPTIONS: dict[str, dict[str, Any]] = {
+    "blocks": {},
+    "selective": {"context_fn": partial(create_selective_checkpoint_contexts, _keep_products)},
 }
