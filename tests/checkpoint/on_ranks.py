@@ -151,9 +151,9 @@ def files_verified(folder: Path) -> list[int]:
     """Whose files this rank verified."""
     world, real, mine = joined(), generations.faulty, []
 
-    def counted(path: Path, manifest: Any, rank: int) -> str | None:
+    def counted(path: Path, manifest: Any, rank: int, held: Any) -> str | None:
         mine.append(rank)
-        return real(path, manifest, rank)
+        return real(path, manifest, rank, held)
 
     opening.faulty = counted
     try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import final
 
@@ -12,6 +12,7 @@ from safetensors import SafetensorError, safe_open
 
 from restoke.checkpoint.container import CODES, checksum
 from restoke.checkpoint.disk import Disk
+from restoke.checkpoint.holding import Held
 from restoke.checkpoint.manifest import Manifest, file_name, generation_of, parse, read_body
 from restoke.checkpoint.tiling import Box
 from restoke.errors import CheckpointError
@@ -101,8 +102,11 @@ def next_generation(folder: Path) -> int:
     return generation_of(read_body(present(folder)[tags[0]])) + 1 if tags else 1
 
 
-def faulty(path: Path, manifest: Manifest, rank: int) -> str | None:
-    """What is wrong with a rank's file: its size, its checksum, or what it holds. None where nothing is."""
+def faulty(path: Path, manifest: Manifest, rank: int, held: Held | None = None) -> str | None:
+    """What is wrong with a rank's file: its size, its checksum, or what it holds. None where nothing is.
+
+    Its tensors are kept in `held`, where that is given.
+    """
     name, entry = file_name(rank, manifest.world_size), manifest.files[rank]
     file = path / name
     try:
@@ -110,11 +114,19 @@ def faulty(path: Path, manifest: Manifest, rank: int) -> str | None:
             return f"{name} is {'not a plain file' if file.exists() or file.is_symlink() else 'missing'}"
         if file.stat().st_size != entry.bytes:
             return f"{name} has {file.stat().st_size} of {entry.bytes} bytes"
-        if checksum(file, manifest.algorithm) != entry.checksum:
+        boxes = manifest.keys_of(rank)
+        if _checksum(file, rank, boxes, manifest, held) != entry.checksum:
             return f"{name} does not match its checksum"
-        return _contents(file, manifest.keys_of(rank), manifest)
+        return _contents(file, boxes, manifest)
     except OSError as error:
         return f"{name} cannot be read ({error.strerror or error})"
+
+
+def _checksum(file: Path, rank: int, boxes: Mapping[str, Box], manifest: Manifest, held: Held | None) -> str:
+    if held is None:
+        return checksum(file, manifest.algorithm)
+    wanted = {key: (box, manifest.tensors[key].dtype) for key, box in boxes.items()}
+    return held.checksum(file, manifest.algorithm, rank, wanted)
 
 
 def _contents(file: Path, boxes: dict[str, Box], manifest: Manifest) -> str | None:

@@ -12,9 +12,10 @@ from attrs import Factory, define, field, frozen
 from torch import Tensor
 
 from restoke.checkpoint.agree import alone, together
-from restoke.checkpoint.container import DTYPES
+from restoke.checkpoint.container import BITS, DTYPES
 from restoke.checkpoint.find import candidates
 from restoke.checkpoint.generations import faulty
+from restoke.checkpoint.holding import Held
 from restoke.checkpoint.manifest import Manifest, Piece, TensorEntry, file_name, parse, read_body
 from restoke.checkpoint.plain import MALFORMED, decode_mapping
 from restoke.checkpoint.reading import TensorFile
@@ -41,6 +42,7 @@ class Opened:
     manifest: Manifest
     _mark: Mark = field(default=Factory(lambda opened: mark(opened.path), takes_self=True))
     notes: list[str] = field(factory=list)
+    _held: Held = field(factory=Held)
     meta: Mapping[str, Any] = field(init=False)
     values: Mapping[str, Any] = field(init=False)
     rank_values: Sequence[Mapping[str, Any]] = field(init=False)
@@ -87,6 +89,9 @@ class Opened:
         if (offsets is None) != (shape is None) or not wanted.inside(entry.shape):
             why = f"there is no box of shape {shape} at {offsets} in {entry.shape}"
             raise CheckpointError.of(key, "a box", why, "offsets and shape within the tensor, or neither")
+        for piece in entry.pieces:
+            if piece.box == wanted and (held := self._held.give(piece.rank, key)) is not None:
+                return held
         result = torch.empty(wanted.shape, dtype=DTYPES[entry.dtype])
         for piece in entry.pieces if result.numel() else ():
             shared = wanted.shared(piece.box)
@@ -101,6 +106,11 @@ class Opened:
         return self.manifest.tensors[key]
 
     def _fill(self, key: str, piece: Piece, shared: Box, part: Tensor) -> None:
+        held = self._held.give(piece.rank, key)
+        if held is not None:
+            bits = BITS[held.element_size()]  # some dtypes have no copies
+            part.view(bits).copy_(held.view(bits)[shared.within(piece.box) or ...])
+            return
         with self._reading(piece.rank):
             self._file(piece.rank).read(key, self.manifest.tensors[key].dtype, piece.box, shared, part)
 
@@ -225,9 +235,10 @@ def _own_share(path: Path, tag: str, world: World, before: Mark) -> tuple[Opened
     try:
         manifest = parse(read_body(path))
         shares = range(world.rank, manifest.world_size, world.size)
-        if fault := next((fault for rank in shares if (fault := faulty(path, manifest, rank))), ""):
+        held = Held() if manifest.world_size == world.size else Held(room=0)  # else this rank may want none of it
+        if fault := next((fault for rank in shares if (fault := faulty(path, manifest, rank, held))), ""):
             return None, found | {"fault": fault}
-        opened = Opened(path, tag, manifest, before)
+        opened = Opened(path, tag, manifest, before, held=held)
     except (ValueError, OSError) as error:
         return None, found | {"fault": str(error)}
     except CheckpointError as error:

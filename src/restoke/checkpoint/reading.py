@@ -60,10 +60,10 @@ class TensorFile:
             start = begin + first * itemsize
             assert begin <= start <= start + count * itemsize <= end
             if count == part.volume and target.is_contiguous():
-                _fill(self._file, start, _memory(target))
+                _fill(self._file, start, memory_of(target))
             else:
                 apart = torch.empty(count, dtype=bits.dtype)
-                _fill(self._file, start, _memory(apart))
+                _fill(self._file, start, memory_of(apart))
                 target.copy_(apart.as_strided(part.shape, _strides(held.shape)))
 
     def _span(self, key: str, dtype: str, held: Box) -> tuple[int, int]:
@@ -102,7 +102,8 @@ def _cover(box: Box, outer: Box) -> tuple[int, int]:
     return first, 1 + sum((size - 1) * step for size, step in zip(box.shape, strides, strict=True))
 
 
-def _memory(tensor: Tensor) -> memoryview:
+def memory_of(tensor: Tensor) -> memoryview:
+    """The bytes of a contiguous CPU tensor."""
     return memoryview(tensor.reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]  # arrays are buffers
 
 
