@@ -1,12 +1,13 @@
-"""Sharded checkpoints against torch's own files, and what an asynchronous save stalls a step, checksums and fsync included.
+"""Sharded checkpoints against torch's own files, and how long a save beside training stalls a step; checksums, fsync included.
 
     python benchmarks/checkpoint.py --json checkpoint.json
 
 Each rank holds its rows of a transformer's weights and Adam's moments, 1 GB over all ranks. Saving is measured against
 `torch.save` and fsync of each rank's rows into a file of its own; loading against `torch.load(mmap=False)` of that file; both
-end with new tensors of which every byte has been read once more. An asynchronous save's stall is the time until `save` returns,
-against a plain copy of the same tensors into memory that was touched before. Contenders take turns in the same processes, a turn
-lasts until the slowest rank is done, and ratios are medians over rounds with their 95 % interval. Files are in the page cache.
+end with new tensors of which every byte has been read once more. The stall is the time that `Session.save(wait=False)` takes,
+for a model of which all ranks hold all and each writes a share, against a plain copy of that share into memory that was touched
+before. Contenders take turns in the same processes, a turn lasts until the slowest rank is done, and ratios are medians over
+rounds with their 95 % interval. Files that are read are in the page cache.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import os
 import shutil
 import tempfile
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,14 +33,16 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from restoke import checkpoint
+from restoke import OptimizerSpec, Session, checkpoint
+from restoke.checkpoint.saving import agree_on
 from restoke.comm import barrier
 from restoke.configs.rendezvous import Rendezvous
 from restoke.parts import Captured, Chunk
+from restoke.session_state import capture
 from restoke.testing import ranks
 from restoke.world import World, ranks_here
 
-OURS, TORCH = "restoke", "torch"
+OURS, TORCH, COPY = "restoke", "torch", "plain copy"
 LAYERS = 8
 BLOCKS = {"attention": 3, "projection": 1, "up": 4, "down": 4}  # rows of a layer's weights, in widths of the model
 FIELDS = ("model", "exp_avg", "exp_avg_sq")
@@ -66,6 +70,7 @@ class Measure:
 MEASURES = {
     "save": Measure("save, throughput of torch.save + fsync = 1", TORCH, OURS, 0.9),
     "load": Measure("load, throughput of torch.load = 1", TORCH, OURS, 0.8),
+    "stall": Measure("stall of save(wait=False), time of a plain copy = 1", COPY, OURS, 1.5, slower=True),
 }
 
 
@@ -147,13 +152,54 @@ def measure(folder: Path, size: int, rounds: int) -> dict[str, Times]:
     """Seconds of each turn on this rank."""
     torch.set_num_threads(1)
     world = World.join("cpu", ranks_here(), Rendezvous(), many=dist.is_initialized() or ranks_here().size > 1)
+    warnings.simplefilter("ignore")
     bench = Bench(world, folder, sharded(world, size))
     found = {"save": _timed({OURS: bench.save, TORCH: bench.torch_save}, rounds, bench.empty)}
     bench.empty()
     bench.save()
     bench.torch_save()
     found["load"] = _timed({OURS: bench.load, TORCH: bench.torch_load}, rounds, lambda: barrier(world))
+    del bench
+    stall = Stall.of(world, folder, size)
+    found["stall"] = _timed({OURS: stall.save, COPY: stall.copy}, rounds, stall.rest)
+    stall.rest()
     return found
+
+
+@frozen
+class Stall:
+    """A session that saves beside training, and a plain copy of what this rank writes."""
+
+    session: Session
+    folder: Path
+    own: dict[str, Tensor]
+    into: dict[str, Tensor]
+
+    @classmethod
+    def of(cls, world: World, folder: Path, size: int) -> Stall:
+        session = Session(strategy="ddp" if world.size > 1 else "single", device="cpu")
+        width = max(8, round(math.sqrt(size / (4 * LAYERS * len(FIELDS)))))
+        layers = [torch.nn.Linear(width, width, bias=False) for _ in range(LAYERS)]
+        session.prepare(torch.nn.Sequential(*layers), OptimizerSpec(torch.optim.AdamW, {"lr": 1e-3}))
+        session.backward(session.forward(torch.rand(1, width)).mean())
+        session.step()
+        own = agree_on(folder, "step", capture(session, {}), world, meta={}, keep=None).own()
+        return cls(session, folder / "beside", dict(own), {key: torch.zeros_like(it) for key, it in own.items()})
+
+    def save(self) -> None:
+        self.session.save(self.folder, "step", wait=False)
+
+    def copy(self) -> None:
+        for key, tensor in self.own.items():
+            self.into[key].copy_(tensor)
+
+    def rest(self) -> None:
+        self.session.wait_saved()
+        barrier(self.session.world)
+        if self.session.world.is_main:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            os.sync()
+        barrier(self.session.world)
 
 
 def _timed(steps: dict[str, Callable[[], None]], rounds: int, before: Callable[[], object]) -> Times:
@@ -206,7 +252,7 @@ def show(console: Console, title: str, figures: dict[str, dict[str, Any]]) -> No
     table = Table("", "seconds", "ratio", "95 %", "bound", title=title, title_justify="left")
     for name, row in figures.items():
         verdict = f"{row['bound']} {'met' if row['met'] else 'MISSED'}" if "bound" in row else ""
-        table.add_row(name, f"{row['seconds']:.3f}", f"{row['ratio']:.3f}", f"{row['low']:.3f} to {row['high']:.3f}", verdict)
+        table.add_row(name, f"{row['seconds']:.4f}", f"{row['ratio']:.3f}", f"{row['low']:.3f} to {row['high']:.3f}", verdict)
     console.print(table)
 
 
