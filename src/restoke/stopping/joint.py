@@ -74,6 +74,8 @@ def save(sessions: Mapping[str, Session], folder: Path, tag: str, extras: Mappin
         raise CheckpointError.of("extras", type(extras).__name__, "it is not a mapping of names to values", "{'epoch': 3}")
     whole = Captured(values={NAMES: list(sessions), "extras": dict(extras)})
     for name, session in sessions.items():
+        if session.saver is not None:
+            session.saver.finish()
         _add(whole, name, capture(session, {}))
     first = next(iter(sessions.values()))
     about = {name: {"spec": session.spec.declared(), "steps": session.steps} for name, session in sessions.items()}

@@ -119,8 +119,8 @@ class Stopping:
         self._due = self._next_due()
         self._gate.open(self._due)
         self._stopped: Stopped | None = None
-        whole.last.attach(self._gate.counting(self._look_up))
         self.listener = listen(self._gate, numbers, whole.last.world)
+        whole.last.attach(self._gate.counting(self._look_up))
 
     def _look_up(self) -> None:
         """At a boundary with something to do."""

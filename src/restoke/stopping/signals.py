@@ -37,27 +37,22 @@ def _signal(name: str | int) -> signal.Signals:
 
 
 def check(numbers: Iterable[signal.Signals]) -> None:
-    """Raises SessionError where they cannot be taken: by this thread, or because the script has a handler of its own."""
+    """Raises SessionError where they cannot be taken: by this thread, by anybody, or because the script has a handler."""
     if threading.current_thread() is not threading.main_thread():
         why = "Python runs signal handlers in the main thread alone, and lets no other install them"
         raise SessionError.of("resume", threading.current_thread().name, why, "call it in the main thread, or save by save()")
     free = (signal.SIG_DFL, signal.SIG_IGN, signal.default_int_handler)
     for number in numbers:
+        if number.name in ("SIGKILL", "SIGSTOP"):
+            raise SessionError.of("signals", number.name, "the system lets nobody handle it", "SIGTERM, for one")
         if signal.getsignal(number) not in free:
             why = "the script handles it itself, and one alone can decide what it means"
             raise SessionError.of("signals", number.name, why, "remove that handler, or list the signals to take without it")
 
 
 def take(numbers: Iterable[signal.Signals], handler: Handler) -> dict[int, Any]:
-    """Install the handler; returns what was there before. Raises SessionError for a signal that no process can handle."""
-    before: dict[int, Any] = {}
-    for number in numbers:
-        try:
-            before[number] = signal.signal(number, handler)
-        except OSError as error:
-            give_back(before)
-            raise SessionError.of("signals", number.name, "the system lets nobody handle it", "SIGTERM, for one") from error
-    return before
+    """Install the handler; returns what was there before."""
+    return {number: signal.signal(number, handler) for number in numbers}
 
 
 def ignore(numbers: Iterable[int]) -> None:
