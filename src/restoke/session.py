@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from restoke.configs import AMPConfig
+from restoke.ema import Averages
 from restoke.empty import refuse_unfilled
 from restoke.errors import SessionError, SpecError
 from restoke.filling import fill
@@ -85,6 +87,7 @@ class Session:
         self.schedulers: list[Any] = []
         self._loaders = Loaders(self)
         self.registered: dict[str, Any] = {"loaders": self._loaders}
+        self.averages: Averages | None = None  # of the weights, where the spec has them kept
         self._parts: Parts | None = None
         self.saver: Saver | None = None  # where a save was not waited for
         self.attach: Callable[[Callable[[], None] | None], None] = self._attach  # what is called after each optimizer step
@@ -122,12 +125,7 @@ class Session:
                 "OptimizerSpec(SGD, {...})",
             )
         refuse_unfilled(model, filled=weights is not None)
-        precision = PRECISIONS[self.spec.precision].means
-        apply_passes(model, self.spec, self.world, precision)
-        request = Request(self.spec, self.world, model, optimizer, precision, self.scaler)
-        parts: Parts = self._row.load()(request)
-        if weights is not None:
-            fill(parts, Path(weights), self.world)
+        parts = self._made(model, optimizer, weights)
         self._parts = parts
         self.scaler = parts.stepper.scaler
         self.forward_context = parts.stepper.forward_context
@@ -139,6 +137,18 @@ class Session:
         for told in TOLD:
             told(self)
         return parts.model
+
+    def _made(self, model: nn.Module, optimizer: OptimizerSpec, weights: str | os.PathLike[str] | None) -> Parts:
+        precision = PRECISIONS[self.spec.precision].means
+        apply_passes(model, self.spec, self.world, precision)
+        request = Request(self.spec, self.world, model, optimizer, precision, self.scaler)
+        parts: Parts = self._row.load()(request)
+        if weights is not None:
+            fill(parts, Path(weights), self.world)
+        if self.spec.ema is None:
+            return parts
+        self.averages = Averages(self.spec.ema, parts)
+        return self.averages.followed()
 
     def _attach(self, after: Callable[[], None] | None) -> None:
         self._take(bind(self, self.parts, after))
@@ -154,6 +164,17 @@ class Session:
         if self._parts is None:
             raise SessionError.of("session", "no model", "prepare was not called", "session.prepare(model, optimizer) first")
         return self._parts
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Within it the model has the averaged weights, for evaluation; training, saving and loading are refused there.
+
+        Every rank may enter, or one alone: nothing is sent. Raises SessionError where no averages are kept.
+        """
+        if self.averages is None:
+            raise SessionError.of("averaged", "no averages", "the spec does not have them kept", "ema=0.999")
+        with self.averages.swapped():
+            yield
 
     def flush(self) -> Step | None:
         """End the window now, with the micro-batches that it has; None if it has none. Every rank calls this."""

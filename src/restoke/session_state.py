@@ -21,7 +21,11 @@ if TYPE_CHECKING:
 
 def capture(session: Session, extras: Mapping[str, Any]) -> Captured:
     """What this rank holds of the session's whole state."""
+    if session.averages is not None:
+        session.averages.refuse_inside("save")
     captured = session.parts.state.capture()
+    if session.averages is not None:
+        session.averages.capture(captured)
     scaler = session.scaler
     captured.values["session"] = {
         "steps": session.steps,
@@ -66,7 +70,10 @@ class Kept(Saved, Protocol):
 
 def restore(session: Session, saved: Kept, strict: bool) -> dict[str, Any]:
     """Put it all back; what could not be is said on stderr by the main rank, and refused where `strict`."""
+    if session.averages is not None:
+        session.averages.refuse_inside("load")
     notes = list(saved.notes) + session.parts.state.restore(saved, strict)
+    notes += _restore_averages(session, saved)
     state = saved.values["session"]
     session.steps, session.skipped = state["steps"], state["skipped"]
     notes += _restore_scaler(session, state["scaler"])
@@ -139,6 +146,13 @@ def _restore_gradients(session: Session, saved: Kept) -> None:
         if parts := [layout.read(saved, key, parameter) for key in mean or found]:
             total = torch.stack(parts).sum(dim=0) / len(ranks) if len(ranks) > 1 and not mean else parts[0]
             parameter.grad = layout.like(total.to(parameter.dtype), parameter)
+
+
+def _restore_averages(session: Session, saved: Kept) -> list[str]:
+    if session.averages is not None:
+        return session.averages.restore(saved)
+    has = any(key.startswith("ema/") for key in saved.keys())  # noqa: SIM118
+    return ["the checkpoint has averaged weights, and this run keeps none (ema=)"] if has else []
 
 
 def _restore_scaler(session: Session, state: dict[str, Any] | None) -> list[str]:
