@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from restoke.errors import CheckpointError
+from restoke.packed import packed, unpacked
 from restoke.parts import Captured, Chunk, Layout, Saved
 
 
@@ -28,7 +29,7 @@ class OptimizerState:
         fields: dict[str, dict[str, Any]] = {}
         for parameter, state in self._optimizer.state.items():
             name = names[id(parameter)]
-            for key, value in state.items():
+            for key, value in unpacked(state.items()):
                 if isinstance(value, Tensor):
                     captured.chunks[f"optimizer/{name}/{key}"] = self._chunk(value.detach(), parameter, name)
                 else:
@@ -76,6 +77,9 @@ class OptimizerState:
             if key.startswith("optimizer/"):
                 name, _, entry = key.removeprefix("optimizer/").rpartition("/")
                 state.setdefault(index[name], {})[entry] = self._read(saved, key, parameters[name])
+        for name, i in index.items():
+            if i in state:
+                state[i] = packed(state[i], parameters[name].dtype)
         self._load(state, theirs["groups"], index)
         self._keep_dtypes(state, index, saved)
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
-from restoke.configs import SETTINGS
+from restoke.configs import SETTINGS, ClipGradNormConfig
 from restoke.errors import Problem, nearest
+from restoke.facts import installed
 from restoke.rows import Case, Row
 from restoke.spec import Spec
 
@@ -73,6 +74,27 @@ def optimizer(spec: Spec, case: Case) -> Iterator[Problem]:
         yield Problem("optimizer", spec.optimizer, f"{case.row.name} cannot run the optimizer so", instead)
 
 
+def eight_bits(spec: Spec, case: Case) -> Iterator[Problem]:
+    if spec.optimizer == "8bit" and not installed("torchao"):
+        yield Problem("optimizer", "8bit", "torchao is not installed", "pip install 'restoke[torchao]'")
+
+
+def in_backward(spec: Spec, case: Case) -> Iterator[Problem]:
+    """Where a step within the backward would be another step."""
+    if spec.optimizer != "in-backward":
+        return
+    if spec.accumulate > 1:
+        why = f"each backward steps, and gradients of {spec.accumulate} micro-batches would have to wait for another"
+        yield Problem("optimizer", spec.optimizer, why, "accumulate=1, or optimizer=given")
+    if isinstance(spec.clip, ClipGradNormConfig):
+        why = "the norm of all gradients is known only when the first are gone"
+        yield Problem("optimizer", spec.optimizer, why, "clip=value:..., or optimizer=given")
+    row = case.precisions.get(spec.precision)
+    if row is not None and row.means.scaled:
+        why = "whether a scaled gradient overflowed is known only when others have stepped"
+        yield Problem("optimizer", spec.optimizer, why, "precision=bf16, or optimizer=given")
+
+
 def ema(spec: Spec, case: Case) -> Iterator[Problem]:
     if spec.ema is not None and not 0 < spec.ema < 1:
         yield Problem("ema", spec.ema, "a decay is between 0 and 1", "ema=0.999")
@@ -84,4 +106,4 @@ def blocks(spec: Spec, case: Case) -> Iterator[Problem]:
         yield Problem("blocks", ",".join(spec.blocks), "nothing here works block by block", f"remat=blocks, or {instead}")
 
 
-PASS_RULES = (offload, tensor, remat, compile_, optimizer, ema, blocks)
+PASS_RULES = (offload, tensor, remat, compile_, optimizer, eight_bits, in_backward, ema, blocks)

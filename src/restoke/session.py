@@ -19,6 +19,7 @@ from restoke.filling import fill
 from restoke.optim import OptimizerSpec, build_scheduler
 from restoke.parts import Parts, Request, Step
 from restoke.passes import apply_passes
+from restoke.passes.optimizer import run_as_declared, step_as_declared
 from restoke.precision import LossScaler, loss_scaler
 from restoke.prepared import TOLD
 from restoke.said import say_once
@@ -141,10 +142,12 @@ class Session:
     def _made(self, model: nn.Module, optimizer: OptimizerSpec, weights: str | os.PathLike[str] | None) -> Parts:
         precision = PRECISIONS[self.spec.precision].means
         apply_passes(model, self.spec, self.world, precision)
+        optimizer = run_as_declared(optimizer, self.spec, self.world)
         request = Request(self.spec, self.world, model, optimizer, precision, self.scaler)
         parts: Parts = self._row.load()(request)
         if weights is not None:
             fill(parts, Path(weights), self.world)
+        parts = step_as_declared(parts, self.spec)
         if self.spec.ema is None:
             return parts
         self.averages = Averages(self.spec.ema, parts)
