@@ -103,6 +103,25 @@ def test_a_bad_file_is_refused_by_its_name(tmp_path: Path, content: str | bytes 
     assert "bad.yaml" in str(caught.value)
 
 
+def test_all_that_is_wrong_in_a_mapping_is_told_at_once() -> None:
+    wrong = {"accumulate": "x", "presicion": 3, "seed": 1, "clip": "z", "settings": {"ddp": {"bucket_cap_m": 1, "buckets": 2}}}
+    with pytest.raises(SpecError) as caught:
+        Spec.of(wrong, "here")
+    told = [problem.axis for problem in caught.value.problems]
+    assert told == ["accumulate", "presicion", "clip", "settings.ddp.bucket_cap_m", "settings.ddp.buckets"]
+
+
+def test_a_name_that_a_file_has_twice_is_refused_wherever_it_stands(tmp_path: Path) -> None:
+    file = tmp_path / "restoke.yaml"
+    file.write_text("strategy: ddp\nseed: 1\nsettings:\n  ddp: {bucket_cap_mb: 1, bucket_cap_mb: 2}\nstrategy: single\n")
+    with pytest.raises(SpecError) as caught:
+        Spec.read(file)
+    why, instead = f"{file} has it on line 1 and again on line 5", "give it once"
+    found = {problem.axis: problem for problem in caught.value.problems}
+    assert list(found) == ["settings.ddp.bucket_cap_mb", "strategy"]
+    assert found["strategy"] == ("strategy", "single", why, instead)
+
+
 def test_outside_wins_and_says_what_it_overrode() -> None:
     spec, said = Spec(strategy="single", precision="bf16").overlaid({"strategy": "ddp", "accumulate": 2})
     assert (spec.strategy, spec.precision, spec.accumulate) == ("ddp", "bf16", 2)

@@ -14,7 +14,8 @@ import attrs
 from attrs import field, frozen
 
 from restoke.configs import SETTINGS, ClipGradConfig, ClipGradNormConfig, key_of, settings_from, settings_to
-from restoke.errors import SpecError, nearest
+from restoke.configs.yaml_text import read_yaml
+from restoke.errors import Problem, SpecError, nearest
 from restoke.plugins import plugins
 
 Clip = ClipGradNormConfig | ClipGradConfig
@@ -30,6 +31,7 @@ class Precision(NamedTuple):
     params: str | None = None  # dtype that the parameters are converted to before training; None leaves them
     reduce: str | None = None  # dtype of the gradient reduction, where the strategy can choose it
     matmul: str | None = None  # how float32 products are computed ("tf32"); None leaves torch's own choice
+    linear: str | None = None  # what linear layers multiply in ("float8"); None: as everything else
     scaled: bool = False  # whether the loss needs a gradient scaler
 
 
@@ -138,7 +140,7 @@ class Spec:
         "auto", _plain(_name), "How the work is spread over processes; auto: single, or ddp when several run."
     )
     device: str = _axis("auto", _plain(_name), "cpu, cuda, mps, xpu; auto: the best one that is here.")
-    precision: str = _axis("fp32", _plain(_name), "fp32, tf32, bf16, fp16 (autocast), bf16-true.")
+    precision: str = _axis("fp32", _plain(_name), "fp32, tf32, bf16, fp16 (autocast), bf16-true, fp8 (torchao).")
     accumulate: int = _axis(1, _named(_count), "Micro-batches per optimizer step.")
     clip: Clip | None = _axis(None, _plain(_clip), "Clip gradients: 1.0 or norm:1.0 (largest 2-norm), or value:0.5.")
     offload: str = _axis("none", _plain(_name), "cpu: parameters, gradients and optimizer state wait in host memory.")
@@ -160,13 +162,21 @@ class Spec:
 
     @classmethod
     def of(cls, mapping: Mapping[str, Any], where: str = "spec") -> Self:
-        """The spec of a plain mapping, such as a YAML file holds. Raises SpecError, naming the nearest right field."""
+        """The spec of a plain mapping, such as a YAML file holds. Raises SpecError with all that is wrong in it by itself."""
         if not isinstance(mapping, Mapping):
             raise SpecError.of(where, mapping, "it is not a mapping of settings", "write lines such as `strategy: ddp`")
         known = [f.name for f in attrs.fields(cls)]
-        for name in mapping:
+        found: list[Problem] = []
+        for name, value in mapping.items():
             if name not in known:
-                raise SpecError.of(str(name), mapping[name], f"{where} has a setting that does not exist", nearest(name, known))
+                found.append(Problem(str(name), value, f"{where} has a setting that does not exist", nearest(name, known)))
+                continue
+            try:
+                cls(**{name: value})
+            except SpecError as error:
+                found += error.problems
+        if found:
+            raise SpecError(*found)
         return cls(**mapping)
 
     @classmethod
@@ -222,7 +232,7 @@ def read_mapping(path: str | os.PathLike[str]) -> dict[str, Any]:
     import yaml
 
     try:
-        found = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        found = read_yaml(Path(path).read_text(encoding="utf-8"), str(path))
     except (OSError, UnicodeDecodeError) as error:
         raise SpecError.of("spec", str(path), f"the file cannot be read ({error})", "give the path of a YAML file") from error
     except yaml.YAMLError as error:

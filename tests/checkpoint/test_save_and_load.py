@@ -190,6 +190,10 @@ def test_a_listing_tells_what_there_is(tmp_path: Path) -> None:
     ]
     with pytest.raises(CheckpointError, match="no such folder"):
         checkpoint.listing(tmp_path / "none")
+    with pytest.raises(CheckpointError, match="no such folder") as refused:
+        checkpoint.read(tmp_path / "none", None, ONE)
+    assert refused.value.__cause__ is None
+    assert refused.value.__suppress_context__
 
 
 def test_nothing_is_copied_into_the_draft(tmp_path: Path) -> None:

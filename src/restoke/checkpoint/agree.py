@@ -53,11 +53,12 @@ def alone(work: Callable[[], Any], world: World, about: Path, by: Messages = COL
     return _values([by.broadcast(outcome, world)], world, cause)[0]
 
 
-def _attempt(work: Callable[[], Any], about: Path) -> tuple[dict[str, Any], Exception | None]:
+def _attempt(work: Callable[[], Any], about: Path) -> tuple[dict[str, Any], BaseException | None]:
+    """What came of it, for all ranks, and what a failure is raised from: one of ours, which is said anew, from its own cause."""
     try:
         return {"value": work()}, None
     except RestokeError as error:
-        return {"problems": [[p.axis, str(p.got), p.why, p.instead] for p in error.problems]}, error
+        return {"problems": [[p.axis, str(p.got), p.why, p.instead] for p in error.problems]}, error.__cause__
     except Exception as error:  # noqa: BLE001 - whatever it is, the other ranks must hear of it
         return {"failure": ["checkpoint", str(about), _why(error), _instead(error)]}, error
 
@@ -73,7 +74,7 @@ def _instead(error: Exception) -> str:
     return f"{remedy or 'see the traceback of that rank'}; what was saved before is untouched"
 
 
-def _values(outcomes: list[dict[str, Any]], world: World, cause: Exception | None) -> list[Any]:
+def _values(outcomes: list[dict[str, Any]], world: World, cause: BaseException | None) -> list[Any]:
     said: dict[tuple[str, ...], list[int]] = {}
     failed: dict[tuple[str, ...], list[int]] = {}
     for rank, outcome in enumerate(outcomes):

@@ -29,12 +29,11 @@ Captured = pytest.CaptureFixture[str]
         (range(2), {0, 1}),
         (None, set()),
         ([], set()),
-        (9, set()),
     ],
 )
 def test_the_chosen_ranks_print_and_one_process_always_does(chosen: Any, ranks: set[int], capsys: Captured) -> None:
     for rank in range(3):
-        Printer(rank, chosen).say("hello")
+        Printer(rank, chosen, 3).say("hello")
         assert bool(capsys.readouterr().out) is (rank in ranks)
     Printer(None, chosen).say("hello")
     assert capsys.readouterr().out == "Stoke -- hello\n"
@@ -44,6 +43,18 @@ def test_the_chosen_ranks_print_and_one_process_always_does(chosen: Any, ranks: 
 def test_what_is_no_rank_is_refused(wrong: Any) -> None:
     with pytest.raises(SpecError, match=r"info_rank=.*Instead: 0, \[0, 1\], or None to print nowhere"):
         ranks_of(wrong, "info_rank")
+
+
+@pytest.mark.parametrize("wrong", [3, -1, [0, 3]], ids=str)
+def test_a_rank_that_is_not_there_is_refused(wrong: Any, capsys: Captured) -> None:
+    with pytest.raises(
+        SpecError, match=r"info_rank=.*: the ranks are 0 to 2. Instead: some of them, or None"
+    ):
+        Printer(0, wrong, 3)
+    with pytest.raises(SpecError, match="there is rank 0 alone"):
+        Printer(0, wrong, 1)
+    Printer(None, wrong).say("alone, whoever is asked")
+    assert capsys.readouterr().out == "Stoke -- alone, whoever is asked\n"
 
 
 def test_a_list_is_a_line_each_or_one_line(capsys: Captured) -> None:

@@ -108,7 +108,8 @@ class Stoke(Reports):
         self._losses = Losses(functions, not isinstance(loss, list | tuple), session, weight)
         self.loss = self._losses.call
         self._status = StokeStatus.of(session, batch_size)
-        self._printer = Printer(None if self._status.distributed is None else session.world.rank, chosen)
+        world = session.world
+        self._printer = Printer(None if self._status.distributed is None else world.rank, chosen, world.size)
         self._batch_size = batch_size
         self._progress = Progress(self._losses.track)
         session.register("stoke", self._progress)

@@ -13,15 +13,18 @@ PREFIX = "Stoke -- "
 
 @final
 class Printer:
-    """Prints for one rank. `rank` None means that there is one process, which prints whatever ranks are chosen.
+    """Prints for one rank of `size`. `rank` None means that there is one process, which prints whatever ranks are chosen.
 
     Raises:
-        SpecError: `chosen` is neither a rank nor several nor None, which chooses none.
+        SpecError: `chosen` is neither a rank nor several nor None, which chooses none; or there is no such rank.
     """
 
-    def __init__(self, rank: int | None, chosen: Any) -> None:
+    def __init__(self, rank: int | None, chosen: Any, size: int = 1) -> None:
         self._rank = rank
         self._chosen = ranks_of(chosen, "info_rank")
+        if rank is not None and not set(self._chosen) <= set(range(size)):
+            there = "there is rank 0 alone" if size == 1 else f"the ranks are 0 to {size - 1}"
+            raise SpecError.of("info_rank", chosen, there, "some of them, or None to print nowhere")
 
     def say(self, lines: str | Sequence[Any], single_line: bool = False) -> None:
         """Print on the chosen ranks: a line each, or all joined by commas on one."""
