@@ -54,7 +54,7 @@ def alone(work: Callable[[], Any], world: World, about: Path, by: Messages = COL
 
 
 def _attempt(work: Callable[[], Any], about: Path) -> tuple[dict[str, Any], BaseException | None]:
-    """What came of it, for all ranks, and what a failure is raised from: one of ours, which is said anew, from its own cause."""
+    """What came of it, for all ranks, and what a failure is raised from: one of ours, which is said anew, from its cause."""
     try:
         return {"value": work()}, None
     except RestokeError as error:
