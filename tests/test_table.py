@@ -40,7 +40,7 @@ GPUS = Facts(
         (Spec(device="cuda"), LAPTOP, "device", "device=cpu"),
         (Spec(device="gpu"), LAPTOP, "device", "one of: cuda"),
         (Spec(precision="tf32"), LAPTOP, "precision", "device=cuda"),
-        (Spec(precision="fp8"), LAPTOP, "precision", "precision=bf16"),
+        (Spec(precision="fp8", device="mps"), Facts(devices=("mps", "cpu"), accelerators=1), "precision", "cpu or cuda"),
         (Spec(precision="apex-O1"), LAPTOP, "precision", "fp16"),
         (Spec(accumulate=0), LAPTOP, "accumulate", "accumulate=1 or more"),
         (Spec(seed=-1), LAPTOP, "seed", "a seed from 0"),

@@ -19,13 +19,18 @@ Rule = Callable[[Spec, Facts], Iterator[Problem]]
 
 @frozen(kw_only=True, eq=False, repr=False)
 class PrecisionRow:
-    """A precision by name: what it means, where it runs; `refused` says why it cannot be chosen yet, `instead` what can."""
+    """A precision by name: what it means, where it runs; `refused` says why it cannot be chosen yet, `instead` what can.
+
+    `needs` are the modules that must be installed, `extra` the extra of restoke that installs them.
+    """
 
     name: str
     means: Precision = Precision()
     summary: str = ""
     devices: tuple[str, ...] = ("cpu", "cuda", "mps", "xpu")
     capability: tuple[int, int] = (0, 0)  # the least CUDA compute capability
+    needs: tuple[str, ...] = ()
+    extra: str = ""
     refused: str = ""
     instead: str = ""
 
@@ -49,7 +54,7 @@ class Row:
     summary: str = ""
     processes: str = "one"
     devices: tuple[str, ...] = ("cpu", "cuda", "mps", "xpu")
-    precisions: tuple[str, ...] = ("fp32", "tf32", "bf16", "fp16", "bf16-true")
+    precisions: tuple[str, ...] = ("fp32", "tf32", "bf16", "fp16", "bf16-true", "fp8")
     settings: str = ""
     settings_class: type | None = None
     needs: tuple[str, ...] = ()

@@ -27,6 +27,9 @@ def precision(spec: Spec, case: Case) -> Iterator[Problem]:
         yield Problem("precision", spec.precision, "there is no such precision", nearest(spec.precision, usable))
     elif found.refused:
         yield Problem("precision", spec.precision, found.refused, f"precision={found.instead}")
+    elif missing := [module for module in found.needs if not installed(module)]:
+        how = f"pip install 'restoke[{found.extra}]'"
+        yield Problem("precision", spec.precision, f"{', '.join(missing)} is not installed", how)
     elif not case.row.refused and spec.precision not in case.row.precisions:
         yield Problem(
             "precision", spec.precision, f"{case.row.name} does not support it", f"one of: {', '.join(case.row.precisions)}"

@@ -95,6 +95,13 @@ def in_backward(spec: Spec, case: Case) -> Iterator[Problem]:
         yield Problem("optimizer", spec.optimizer, why, "precision=bf16, or optimizer=given")
 
 
+def float8(spec: Spec, case: Case) -> Iterator[Problem]:
+    row = case.precisions.get(spec.precision)
+    if row is not None and row.means.linear is not None and spec.tensor > 1:
+        why = "layers that are sharded do not multiply in float8"
+        yield Problem("precision", spec.precision, why, "precision=bf16, or tensor=1")
+
+
 def ema(spec: Spec, case: Case) -> Iterator[Problem]:
     if spec.ema is not None and not 0 < spec.ema < 1:
         yield Problem("ema", spec.ema, "a decay is between 0 and 1", "ema=0.999")
@@ -106,4 +113,4 @@ def blocks(spec: Spec, case: Case) -> Iterator[Problem]:
         yield Problem("blocks", ",".join(spec.blocks), "nothing here works block by block", f"remat=blocks, or {instead}")
 
 
-PASS_RULES = (offload, tensor, remat, compile_, optimizer, eight_bits, in_backward, ema, blocks)
+PASS_RULES = (offload, tensor, remat, compile_, optimizer, eight_bits, in_backward, float8, ema, blocks)

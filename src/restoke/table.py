@@ -44,7 +44,15 @@ PRECISIONS = {
             summary="Parameters, gradients and optimizer state in bfloat16.",
             capability=(8, 0),
         ),
-        PrecisionRow(name="fp8", refused="float8 products are not built in yet", instead="bf16"),
+        PrecisionRow(
+            name="fp8",
+            means=Precision(compute="bfloat16", reduce="float32", linear="float8"),
+            summary="As bf16, with linear layers that multiply in float8 (torchao); emulated on a CPU.",
+            devices=("cpu", "cuda"),
+            capability=(8, 9),
+            needs=("torchao",),
+            extra="torchao",
+        ),
         PrecisionRow(name="apex-O1", refused="Apex is not connected yet", instead="fp16 (torch's own autocast and scaler)"),
         PrecisionRow(name="apex-O2", refused="Apex is not connected yet", instead="bf16-true, or fp16"),
     )

@@ -8,6 +8,7 @@ from torch import nn
 
 from restoke.passes.compile import compile_
 from restoke.passes.convert import convert
+from restoke.passes.float8 import float8
 from restoke.passes.remat import remat
 from restoke.passes.tensor import tensor
 from restoke.spec import Precision, Spec
@@ -24,6 +25,10 @@ def _tensor(model: nn.Module, spec: Spec, world: World, precision: Precision) ->
     tensor(model, spec, world)
 
 
+def _float8(model: nn.Module, spec: Spec, world: World, precision: Precision) -> None:
+    float8(model, precision, world)
+
+
 def _remat(model: nn.Module, spec: Spec, world: World, precision: Precision) -> None:
     remat(model, spec)
 
@@ -32,7 +37,7 @@ def _compile(model: nn.Module, spec: Spec, world: World, precision: Precision) -
     compile_(model, spec, world)
 
 
-PASSES: tuple[Pass, ...] = (_convert, _tensor, _remat, _compile)
+PASSES: tuple[Pass, ...] = (_convert, _tensor, _float8, _remat, _compile)
 
 
 def apply_passes(model: nn.Module, spec: Spec, world: World, precision: Precision) -> None:

@@ -52,7 +52,10 @@ def _cases(row: Row, device: str, full: bool) -> list[Case]:
     axes: dict[str, list[Any]] = {
         "processes": list(tried(row)),
         "precision": [
-            name for name in row.precisions if not _problems(Spec(strategy=row.name, device=device, precision=name), row)
+            name
+            for name in row.precisions
+            if PRECISIONS[name].means.linear is None  # the examples are too small for it: tests/passes/test_float8.py
+            and not _problems(Spec(strategy=row.name, device=device, precision=name), row)
         ],
         "accumulate": list(ACCUMULATE),
         "clip": list(CLIP),
