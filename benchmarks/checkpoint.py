@@ -219,7 +219,7 @@ def slowest(measured: list[dict[str, Times]]) -> dict[str, Times]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--megabytes", type=int, default=1000)
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--folder", type=Path, help="on the disk to measure; a temporary one is made in it")

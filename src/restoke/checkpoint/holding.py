@@ -18,7 +18,7 @@ from restoke.checkpoint.tiling import Box
 
 ROOM = 2 << 30  # bytes that a rank keeps; what does not fit is read again
 LEAST = 1 << 16  # bytes of a tensor that is worth keeping
-STEP = 1 << 18  # bytes that are read and then hashed while they are in the cache
+STEP = 1 << 20  # bytes that are read and then hashed while they are in the cache
 
 
 @final
