@@ -13,7 +13,9 @@ import pytest
 
 from tests.launch.processes import WAYS, assert_gone
 
-RESTOKE = (sys.executable, "-m", "restoke.cli", "launch", "--processes", "2")
+RESTOKE = (sys.executable, "-m", "restoke.cli", "launch", "--device", "cpu", "--processes", "2")
+
+STARTED = "restoke: starting strategy=ddp, device=cpu, processes=2"
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the kernel's promise to end orphans is Linux's")
 
@@ -36,7 +38,7 @@ def test_ctrl_c_ends_every_process(mark: str, tmp_path: Path) -> None:
     _, said = launcher.communicate(timeout=20)
     assert time.monotonic() - began < 6
     assert launcher.returncode == 130
-    assert said.splitlines() == ["restoke: stopped by SIGINT"]
+    assert said.splitlines() == [STARTED, "restoke: stopped by SIGINT"]
     assert_gone(mark)
 
 
@@ -52,7 +54,7 @@ def test_sigterm_reaches_the_ranks_and_gives_them_time_to_save(mark: str, tmp_pa
     launcher.send_signal(signal.SIGTERM)
     _, said = launcher.communicate(timeout=20)
     assert launcher.returncode == 143
-    assert said.splitlines() == ["restoke: stopped by SIGTERM"]
+    assert said.splitlines() == [STARTED, "restoke: stopped by SIGTERM"]
     assert sorted(path.name for path in tmp_path.glob("saved-*")) == ["saved-0", "saved-1"]
     assert_gone(mark)
 

@@ -43,13 +43,17 @@ def wholes() -> list[on_ranks.Ran]:
 
 @pytest.fixture
 def start(tmp_path: Path, mark: str, monkeypatch: pytest.MonkeyPatch) -> Callable[..., subprocess.Popen[str]]:
-    """Start the script; nothing of it may be left when the test is over."""
+    """Start the script, and read the launcher's own first line; nothing of it may be left when the test is over."""
     assert mark
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
 
     def start(case: str, launcher: tuple[str, ...] = RESTOKE, script: Path = SCRIPT) -> subprocess.Popen[str]:
         command = [*launcher, str(script), str(tmp_path), case]
-        return subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+        job = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+        if launcher is RESTOKE:
+            assert job.stderr is not None
+            assert job.stderr.readline() == "restoke: starting strategy=ddp, device=cpu, processes=2\n"
+        return job
 
     return start
 

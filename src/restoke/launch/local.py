@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import NoReturn
+from collections.abc import Iterator, Mapping
+from typing import Any, NoReturn
 
 from restoke.launch.job import Job
 from restoke.launch.worker import Orders, command
+from restoke.said import say
 
 
 def start(job: Job) -> int:
@@ -16,11 +18,29 @@ def start(job: Job) -> int:
     Raises:
         LaunchError: the logs cannot be written, or the nodes did not meet.
     """
+    if job.outside:
+        say(f"starting {', '.join(effective(job))}")
     if not job.agent:
         _become(job)
     from restoke.launch.agent import run
 
     return run(job)
+
+
+def effective(job: Job) -> list[str]:
+    """What the job runs under, as NAME=VALUE: what differs from the defaults, each `auto` resolved, and its processes."""
+    declared = job.spec.declared()
+    settings = declared.pop("settings", {})
+    return [*_words(declared | {"processes": job.processes}), *_words(settings)]
+
+
+def _words(values: Mapping[str, Any], within: str = "") -> Iterator[str]:
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _words(value, f"{within}{name}.")
+        else:
+            shown = ",".join(map(str, value)) if isinstance(value, list | tuple) else value
+            yield f"{within}{name}={shown}"
 
 
 def _become(job: Job) -> NoReturn:
