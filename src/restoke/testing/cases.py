@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import itertools
+from functools import cache
 from typing import Any
 
 from attrs import frozen
 
+from restoke.blocks import find_blocks
 from restoke.configs import AMPConfig
 from restoke.facts import Facts
 from restoke.rows import Row
+from restoke.rules_passes import REMATS
 from restoke.spec import Spec
 from restoke.table import PRECISIONS, problems, rows, usable
 from restoke.testing.examples import EXAMPLES
@@ -28,7 +31,8 @@ class Case:
 
     def __str__(self) -> str:
         clip = type(self.spec.clip).__name__ if self.spec.clip else "none"
-        with_ = "" if self.spec.offload == "none" else f"-offload-{self.spec.offload}"
+        axes = {name: getattr(self.spec, name) for name in ("offload", "remat", "compile")}
+        with_ = "".join(f"-{name}-{value}" for name, value in axes.items() if value != "none")
         what = f"{self.spec.strategy}-{self.spec.precision}-x{self.spec.accumulate}-{clip}{with_}"
         return f"{what}-{self.example}-on-{self.processes}"
 
@@ -60,11 +64,29 @@ def _cases(row: Row, device: str, full: bool) -> list[Case]:
         "accumulate": list(ACCUMULATE),
         "clip": list(CLIP),
         "offload": list(row.offload),
-        "example": list(EXAMPLES),
+        "example": _examples(),
     }
     combinations = itertools.product(*axes.values()) if full else _covering(list(axes.values()))
     made = [dict(zip(axes, combination, strict=True)) for combination in combinations]
-    return sorted((_case(row, device, **point) for point in made), key=str)
+    return sorted((_case(row, device, **point) for point in made), key=str) + _compiled(row, device)
+
+
+@cache
+def _with_blocks() -> list[str]:
+    return [name for name, example in EXAMPLES.items() if find_blocks(example.build())]
+
+
+def _examples() -> list[tuple[str, str]]:
+    """Each with the ways to recompute that it can be tried with."""
+    return [(name, remat) for name in EXAMPLES for remat in (REMATS if name in _with_blocks() else ("none",))]
+
+
+def _compiled(row: Row, device: str) -> list[Case]:
+    """One case of a row, since compiling takes longer than all else."""
+    if "blocks" not in row.compiles or not _with_blocks():
+        return []
+    processes = min(tried(row), key=lambda number: abs(number - 2))
+    return [Case(Spec(strategy=row.name, device=device, compile="blocks", remat="blocks"), _with_blocks()[0], processes)]
 
 
 def tried(row: Row) -> tuple[int, ...]:
@@ -72,10 +94,11 @@ def tried(row: Row) -> tuple[int, ...]:
     return row.tried or ((1, 2) if row.processes == "many" else (1,))
 
 
-def _case(row: Row, device: str, processes: int, example: str, **point: Any) -> Case:
+def _case(row: Row, device: str, processes: int, example: tuple[str, str], **point: Any) -> Case:
     # a scale that none of the examples overflows at: a step that is skipped trains otherwise than float32 does
     scale = (AMPConfig(init_scale=1024.0),) if PRECISIONS[point["precision"]].means.scaled else ()
-    return Case(Spec(strategy=row.name, device=device, settings=scale, **point), example, processes)
+    name, remat = example
+    return Case(Spec(strategy=row.name, device=device, settings=scale, remat=remat, **point), name, processes)
 
 
 def _problems(spec: Spec, row: Row) -> bool:
