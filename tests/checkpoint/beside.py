@@ -26,13 +26,13 @@ from tests.faults.saves import NEW, filled
 
 
 @contextlib.contextmanager
-def held_back() -> Iterator[threading.Event]:
-    """Within, nothing is written beside training before the event is set."""
+def held_back(tag: str = "") -> Iterator[threading.Event]:
+    """Within, nothing (or not this tag) is written beside training before the event is set."""
     event, real = threading.Event(), background.commit
 
-    def commit(*args: Any) -> Path:
-        assert event.wait(30)
-        return real(*args)
+    def commit(agreed: Any, *args: Any) -> Path:
+        assert tag not in ("", agreed.target.name) or event.wait(30)
+        return real(agreed, *args)
 
     background.commit = commit
     try:
@@ -97,23 +97,34 @@ def load_what_is_being_saved(folder: Path) -> bool:
     return all(map(torch.equal, before, session.parts.module.parameters()))
 
 
-def save_thrice(folder: Path, others: bool) -> list[list[str]]:
-    """What was good when each save returned, the first of which could not be written before the second was asked for."""
+def save_twice(folder: Path) -> tuple[list[str], list[str]]:
+    """What was good when the second save returned, before which the first could not be written; and at last, one being kept."""
     world = joined()
-    savers = [Saver(world), Saver(world)] if others else [Saver(world)] * 2
-    seen = []
-    with held_back() as event:
-        savers[0].start(folder, "1", sharded(world, 1.0), meta={})
+    saver = Saver(world)
+    with held_back("1") as event:
+        saver.start(folder, "1", sharded(world, 1.0), meta={})
         opener = threading.Timer(0.1, event.set)
         opener.start()
-        savers[1].start(folder, "2", sharded(world, 2.0), meta={})
-        seen.append(tags(folder) if folder.exists() else [])
+        saver.start(folder, "2", sharded(world, 2.0), meta={}, keep=1)
+        seen = tags(folder)
         opener.join()
-    savers[0].wait()
-    savers[1].wait()
-    savers[0].start(folder, "3", sharded(world, 3.0), meta={}, keep=1)
-    savers[0].finish()
-    return [*seen, tags(folder)]
+    saver.finish()
+    return seen, tags(folder)
+
+
+def save_from_two_sessions(folder: Path) -> tuple[bool, list[str]]:
+    """Whether the second saver is done while the first is held back; and what is there at last, newest first."""
+    world = joined()
+    savers = [Saver(world), Saver(world)]
+    with held_back("1"):
+        for saver, tag in zip(savers, "12", strict=True):
+            saver.start(folder, tag, sharded(world), meta={})
+        (latest,) = background._LATEST
+        latest.join(0.3)
+        early = not latest.is_alive()
+    for saver in savers:
+        saver.finish()
+    return early, [entry.tag for entry in checkpoint.listing(folder)]
 
 
 def fail(folder: Path) -> list[str]:
