@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 from restoke import OptimizerSpec, Session
@@ -38,6 +39,19 @@ def test_tied_weights_are_saved_once_and_keep_both_names() -> None:
     assert "model/embed.weight" in captured.chunks
     assert "model/head.weight" not in captured.chunks
     assert captured.values["model"]["aliases"] == {"head.weight": "embed.weight"}
+
+
+def test_tied_weights_load_from_a_file_that_knows_their_other_name_alone(tmp_path: Path) -> None:
+    saved = EXAMPLES["tied"].build()
+    torch.manual_seed(1)
+    nn.init.normal_(saved.head.weight)  # type: ignore[arg-type, union-attr]
+    tensors = {name: value for name, value in saved.state_dict().items() if name != "embed.weight"}
+    save_file(tensors, tmp_path / "model.safetensors")
+    session = Session(strategy="single", device="cpu")
+    model = EXAMPLES["tied"].build()
+    session.prepare(model, ADAM, weights=tmp_path / "model.safetensors")
+    assert model.embed.weight is model.head.weight
+    assert torch.equal(model.embed.weight, saved.head.weight)  # type: ignore[arg-type]
 
 
 def test_tied_weights_load_into_a_model_that_has_untied_them(tmp_path: Path) -> None:

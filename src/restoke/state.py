@@ -80,6 +80,8 @@ class TorchState(State):
         renamed = {
             alias: theirs[owner] for alias, owner in saved.values.get("model", {}).get("aliases", {}).items() if owner in theirs
         }
+        # a file may have a tied tensor under its other name alone
+        renamed |= {owner: theirs[a] for a, owner in aliases.items() if a in theirs and owner not in {*theirs, *renamed}}
         left = _compare(set(mine), set(theirs) | set(renamed), set(aliases), strict)
         sources = {name: key for name, key in (renamed | theirs).items() if name in mine}
         held = {id(tensor) for tensor in (*self._module.parameters(), *self._module.buffers())}
