@@ -31,10 +31,13 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from restoke import OptimizerSpec, Session, Spec, Stoke, StokeOptimizer
+from restoke.stopping import end
 from restoke.testing import ranks
 
 HAND, AGAIN = "by hand", "by hand, again"
-BOUNDS = {"Session": 1.03, "Stoke's verbs": 1.05}
+RESUMABLE = "Session, resumable"
+NOWHERE = "no-such-folder"  # where nothing was saved, and nothing will be
+BOUNDS = {"Session": 1.03, RESUMABLE: 1.03, "Stoke's verbs": 1.05}
 SGD = {"lr": 0.01}
 BUILDS = 8
 Step = Callable[[], None]
@@ -112,8 +115,22 @@ def _by_hand_in_windows(loop: Loop) -> Step:
 
 
 def by_session(loop: Loop) -> Step:
-    session, (x, y) = Session(loop.spec), batch()
+    session = Session(loop.spec)
     session.prepare(net(), OptimizerSpec(torch.optim.SGD, SGD))
+    return _with(session, loop)
+
+
+def by_resumable(loop: Loop) -> Step:
+    """A session that stops where a signal asks for it. There is one at a time: the one of the build before is over."""
+    end()
+    session = Session(loop.spec)
+    session.prepare(net(), OptimizerSpec(torch.optim.SGD, SGD))
+    session.resume(NOWHERE)
+    return _with(session, loop)
+
+
+def _with(session: Session, loop: Loop) -> Step:
+    x, y = batch()
 
     def micro_step() -> None:
         loss = F.cross_entropy(session.forward(x), y)
@@ -203,7 +220,7 @@ def _times(micro_step: Step, number: int) -> Step:
     return step
 
 
-CONTENDERS = {HAND: by_hand, AGAIN: by_hand, "Session": by_session, "Stoke's verbs": by_stoke}
+CONTENDERS = {HAND: by_hand, AGAIN: by_hand, "Session": by_session, RESUMABLE: by_resumable, "Stoke's verbs": by_stoke}
 PEERS = {"accelerate": by_accelerate, "lightning-fabric": by_fabric}
 
 
