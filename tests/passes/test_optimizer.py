@@ -15,6 +15,7 @@ from restoke.errors import SessionError, SpecError
 from restoke.facts import Facts, installed
 from restoke.spec import Spec
 from restoke.table import problems
+from tests import ranks
 
 needs_torchao = pytest.mark.skipif(not installed("torchao"), reason="torchao is not installed")
 
@@ -208,6 +209,22 @@ def test_eight_bits_take_an_eighth_and_go_on_to_the_last_bit(tmp_path: Path) -> 
     two.load(tmp_path)
     assert [float(group["lr"]) for group in two.parts.optimizer.param_groups] == pytest.approx([0.005, 0.005])
     same(train(one, 2, 2), train(two, 2, 2))
+
+
+def eight_bits_on_ranks() -> list[Any]:
+    session = started(OptimizerSpec(AdamW, {"lr": 0.01}), "8bit", width=64, strategy="ddp")
+    x = torch.linspace(-1, 1, 32).reshape(8, 4)[session.world.data_rank :: session.world.data_size]
+    for _ in range(2):
+        session.backward(session.forward(x).square().mean())
+        session.step()
+    return [p.detach().numpy() for p in session.parts.module.parameters()]
+
+
+@needs_torchao
+def test_eight_bits_are_the_same_on_every_rank() -> None:
+    one, two = ranks.run(2, eight_bits_on_ranks, timeout=110)
+    assert all((a == b).all() for a, b in zip(one, two, strict=True))
+    assert any((a != p.detach().numpy()).any() for a, p in zip(one, net(64).parameters(), strict=True))
 
 
 @needs_torchao
