@@ -114,12 +114,13 @@ def generation_of(body: bytes) -> int:
 def parse(body: bytes) -> Manifest:
     """The manifest. Raises ValueError that says what is wrong."""
     try:
-        data = json.loads(body, object_pairs_hook=_unique, parse_constant=_refuse)
+        data = json.loads(body.decode(), object_pairs_hook=_unique, parse_constant=_refuse)
     except RecursionError:
         raise ValueError(f"{NAME} is nested too deep") from None
     _version(data)
     _want(list(data) == FIELDS, f"{NAME} has fields {sorted(set(data) ^ set(FIELDS))} too many or too few")
-    _want(data["algorithm"] in ALGORITHMS, f"the checksum algorithm {str(data['algorithm'])[:40]!r} is not known")
+    known = isinstance(data["algorithm"], str) and data["algorithm"] in ALGORITHMS
+    _want(known, f"the checksum algorithm {str(data['algorithm'])[:40]!r} is not known")
     _want(_count(data["generation"]) and isinstance(data["created"], str), "its generation or time is no number or text")
     _want(datetime.fromisoformat(data["created"]).tzinfo is not None, "its time has no offset")
     _want(isinstance(data["files"], list) and isinstance(data["tensors"], dict), "its files or tensors are not listed")
@@ -179,7 +180,8 @@ def _tensor(key: str, item: Any, files: int) -> TensorEntry:
     for size in shape:
         extent *= max(size, 1)
     _want(extent < LARGEST, f"{key} is larger than anything")
-    _want(isinstance(item["chunks"], list), f"the chunks of {key} are not listed")
+    listed = isinstance(item["chunks"], list) and len(item["chunks"]) <= files
+    _want(listed, f"the chunks of {key} are not listed, or are more than files")
     pieces = tuple(_piece(key, row, files) for row in item["chunks"])
     _want(len({piece.rank for piece in pieces}) == len(pieces), f"{key} is twice in one file")
     fault = untiled(shape, [piece.box for piece in pieces])

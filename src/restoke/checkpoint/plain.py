@@ -16,7 +16,7 @@ from typing import Any, final
 
 import numpy as np
 import torch
-from attrs import frozen
+from attrs import field, frozen
 from torch import Tensor
 
 from restoke.checkpoint import arrays
@@ -175,7 +175,16 @@ ENCODERS: dict[type[Any], tuple[str, Callable[[Any, Child], Any]]] = {
 @final
 @frozen
 class _Decoder:
+    """Each tensor is given out once, as it was stored: a thousand mentions of one are an attack on memory."""
+
     read: Callable[[str], Tensor]
+    given: set[str] = field(factory=set)
+
+    def once(self, key: str) -> Tensor:
+        if key in self.given:
+            raise ValueError(f"{key} is in it twice")
+        self.given.add(key)
+        return self.read(key)
 
     def __call__(self, data: Any) -> Any:
         if isinstance(data, list):
@@ -236,8 +245,8 @@ DECODERS: dict[str, Callable[[Any, _Decoder], Any]] = {
     "text": lambda content, _: np.str_(content),
     "octets": lambda content, _: np.bytes_(base64.b64decode(content, validate=True)),
     "number": lambda content, _: arrays.scalar_from_json(content),
-    "tensor": lambda content, decode: decode.read(content),
-    "array": lambda content, decode: _to_array(content, decode.read),
+    "tensor": lambda content, decode: decode.once(content),
+    "array": lambda content, decode: _to_array(content, decode.once),
 }
 
 
