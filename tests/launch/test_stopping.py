@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -11,9 +12,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from torch.distributed.elastic.multiprocessing import SignalException
 
 from restoke import checkpoint
 from restoke.errors import LaunchError
+from restoke.launch import requests
 from restoke.launch.blame import all_stopped, verdict
 from restoke.launch.job import Target
 from restoke.launch.plan import plan
@@ -45,7 +48,7 @@ def wholes() -> list[on_ranks.Ran]:
 def start(tmp_path: Path, mark: str, monkeypatch: pytest.MonkeyPatch) -> Callable[..., subprocess.Popen[str]]:
     """Start the script, and read the launcher's own first line; nothing of it may be left when the test is over."""
     assert mark
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
 
     def start(case: str, launcher: tuple[str, ...] = RESTOKE, script: Path = SCRIPT) -> subprocess.Popen[str]:
         command = [*launcher, str(script), str(tmp_path), case]
@@ -189,6 +192,19 @@ def test_ranks_that_take_too_long_are_killed_and_so_they_are_at_a_second_signal(
     code, said = ended(job)
     assert time.monotonic() - began < 10
     assert (code, said[-1]) == (128 + signal.SIGTERM, "restoke: stopped by SIGTERM")
+
+
+def test_an_echo_is_no_second_request_and_a_later_signal_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(requests.time, "monotonic", lambda: now[0])
+    asked = requests.Requests()._asked
+    with pytest.raises(SignalException):
+        asked(signal.SIGTERM, None)
+    now[0] += ECHO
+    asked(signal.SIGTERM, None)
+    now[0] += 0.01
+    with pytest.raises(SignalException):
+        asked(signal.SIGINT, None)
 
 
 def test_no_grace_is_refused(tmp_path: Path) -> None:
