@@ -149,12 +149,14 @@ def test_a_loader_that_was_forked_during_a_save_does_not_keep_the_folder(
         if not child:
             os.read(waits, 1)
             os._exit(0)
-    with disk.sole_writer(tmp_path) as alone:
-        assert alone
-    os.write(ends, b"x")
-    os.waitpid(child, 0)
-    os.close(waits)
-    os.close(ends)
+    try:
+        with disk.sole_writer(tmp_path) as alone:
+            assert alone
+    finally:
+        os.write(ends, b"x")
+        os.waitpid(child, 0)
+        os.close(waits)
+        os.close(ends)
 
 
 def test_a_snapshot_keeps_every_dtype_and_layout_and_its_memory() -> None:
