@@ -11,6 +11,7 @@ from typing import Any, final
 
 from attrs import frozen
 
+from restoke import checkpoint
 from restoke.checkpoint import opening
 from tests.faults import saves
 from tests.faults.forks import alone, in_forks
@@ -63,13 +64,13 @@ def moments(folder: Path) -> int:
 class Race:
     """At its moment `at`, the reader waits for a writer's first `stop` operations (all, if negative), saved under `tag`.
 
-    `kept` is of how many files the reader opens at once.
+    `late`: the reader opens its files only when it reads tensors.
     """
 
     tag: str
     at: int
     stop: int = ALL
-    kept: int = opening.KEPT_OPEN
+    late: bool = False
 
 
 def found_in(folder: Path, races: Sequence[Race]) -> list[Any]:
@@ -87,12 +88,17 @@ def _readers(folder: Path, races: Sequence[Race], first: int) -> list[tuple[int,
 
 def _reader(folder: Path, path: Path, race: Race) -> Any:
     shutil.copytree(folder / "start", path)
-    opening.KEPT_OPEN = race.kept  # in this fork
     write = partial(saves.save_alone, path, race.tag, NEW, keep=1)
     act = write if race.stop < 0 else lambda: in_forks([partial(_stopped, path, write, race.stop)])
-    result, _ = interrupted(partial(saves.marks, path), race.at, act)
+    result, _ = interrupted(partial(late_marks if race.late else saves.marks, path), race.at, act)
     shutil.rmtree(path)
     return result
+
+
+def late_marks(folder: Path) -> set[float]:
+    saved = checkpoint.read(folder, None, alone())
+    saved._files.clear()  # as of a checkpoint of more files than stay open
+    return saves.marks_of(saved)
 
 
 def _stopped(path: Path, write: Callable[[], Any], stop: int) -> None:

@@ -13,6 +13,7 @@ from tests.faults.saves import NEW, NEXT, OLD, replacing
 from tests.faults.trials import Outcome, Trial, killed
 
 CASES = [(tag, keep, ranks) for ranks in (1, 2) for tag in ("new", "old") for keep in (None, 1)]
+USUAL = [case if case[1:] != (None, 2) else pytest.param(*case, marks=pytest.mark.slow) for case in CASES]
 
 
 def check_ends(outcomes: list[Outcome]) -> None:
@@ -27,7 +28,7 @@ def check_ends(outcomes: list[Outcome]) -> None:
         )
 
 
-@pytest.mark.parametrize(("tag", "keep", "ranks"), CASES)
+@pytest.mark.parametrize(("tag", "keep", "ranks"), USUAL)
 def test_killed_before_any_operation_the_old_or_the_new_generation_loads(
     folder: Path, tag: str, keep: int | None, ranks: int
 ) -> None:

@@ -12,6 +12,7 @@ from tests.faults.saves import NEW, NEXT, OLD, Seen, replacing
 from tests.faults.trials import Trial, recorded, unplugged
 
 CASES = [(tag, keep, ranks) for ranks in (1, 2) for tag in ("new", "old") for keep in (None, 1)]
+USUAL = [case if case[1:] != (None, 2) else pytest.param(*case, marks=pytest.mark.slow) for case in CASES]
 
 
 def wrong(seen: list[tuple[int, Seen | str]]) -> list[tuple[int, Seen | str]]:
@@ -26,7 +27,7 @@ def wrong(seen: list[tuple[int, Seen | str]]) -> list[tuple[int, Seen | str]]:
     return [(count, it) for count, it in seen if not right(count, it)]
 
 
-@pytest.mark.parametrize(("tag", "keep", "ranks"), CASES)
+@pytest.mark.parametrize(("tag", "keep", "ranks"), USUAL)
 def test_the_old_or_the_new_generation_is_left_and_the_new_one_once_it_is_saved(
     folder: Path, tag: str, keep: int | None, ranks: int
 ) -> None:

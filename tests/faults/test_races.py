@@ -66,7 +66,8 @@ def test_a_reader_during_whose_work_a_writer_dies_reads_one_of_them(folder: Path
 
 
 def test_a_file_that_is_opened_late_is_refused_where_it_is_of_another_generation(folder: Path, moments: int) -> None:
-    seen = warm.call(races.found_in, folder, [Race("old", at, kept=0) for at in some(moments, 60)])
+    seen = warm.call(races.found_in, folder, [Race("old", at, late=True) for at in some(moments, 60)])
     refused = [marks for marks in seen if isinstance(marks, str)]
     assert all(marks in ({OLD}, {NEW}) for marks in seen if not isinstance(marks, str)), seen
+    assert refused
     assert all("cannot any more (another save has replaced it). Instead: load again." in why for why in refused), refused
