@@ -1,5 +1,4 @@
-"""What any strategy saved at any world size, any other restores at any other, optimizer state included, and goes on as if
-nothing had happened."""
+"""What any strategy saved, any other restores, at any world size and with the optimizer's state, and trains on."""
 
 from __future__ import annotations
 

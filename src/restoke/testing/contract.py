@@ -52,7 +52,7 @@ def check_training(case: Case) -> None:
 
 
 def _bitwise(case: Case) -> bool:
-    """A row that cuts parameters into other pieces rounds them alike in float32 alone: torch's loops end otherwise in bfloat16."""
+    """A row that cuts parameters into other pieces rounds them alike in float32 alone: torch's loops end otherwise."""
     if case.spec.compile != "none":
         return False
     return case.row.bitwise and (case.row.bare or PRECISIONS[case.spec.precision].means.params is None)
