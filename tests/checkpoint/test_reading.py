@@ -53,6 +53,15 @@ def test_every_box_of_a_file_lands_where_it_is_wanted(file: TensorFile, data: st
     assert int((into != -1).sum()) in (0, inner.volume)
 
 
+def test_rows_land_among_others(file: TensorFile) -> None:
+    """They lie in one piece in the file, and apart in memory."""
+    into = torch.full((7, 5, 6), -1, dtype=torch.int16)
+    rows = Box((2, 0, 0), (3, 5, 4))
+    file.read("x", "int16", Box.whole((7, 5, 4)), rows, into[2:5, :, 1:5])
+    assert into[2:5, :, 1:5].equal(WHOLE[2:5])
+    assert int((into != -1).sum()) == rows.volume
+
+
 def test_parts_are_no_larger_than_they_must_be() -> None:
     held, limit = Box.whole((1000, 1000)), 5000
     column = Box((0, 3), (1000, 1))
@@ -133,8 +142,9 @@ def test_the_checksum_of_what_is_no_file_of_ours_is_that_of_its_bytes(
 ) -> None:
     monkeypatch.setattr(holding, "LEAST", 1)
     (tmp_path / "a").write_bytes(data)
-    wanted = {"int8": (Box.whole((5, 16)), "int8")}
-    assert Held().checksum(tmp_path / "a", ALGORITHM, 0, wanted) == checksum(tmp_path / "a", ALGORITHM)
+    wanted, held = {"int8": (Box.whole((5, 16)), "int8")}, Held()
+    assert held.checksum(tmp_path / "a", ALGORITHM, 0, wanted) == checksum(tmp_path / "a", ALGORITHM)
+    assert held.give(0, "int8") is None or data.endswith(b"}}            x")  # that one's checksum is wrong already
 
 
 def test_what_was_kept_is_given_once_and_then_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
