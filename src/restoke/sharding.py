@@ -64,6 +64,9 @@ def shard(request: Request, *, whole_after_forward: bool, replicas: int = 1) -> 
         SpecError: the model, its blocks or the optimizer do not allow it.
     """
     model, config = request.model, request.spec.setting(FSDPConfig)
+    if config.convert_to_sync_batch_norm:
+        model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
+        request = evolve(request, model=model)
     scalars = _scalars(request)
     grid = mesh(request.world, replicas)["replicate", "shard"] if replicas > 1 else mesh(request.world)["shard"]
     offload = (
@@ -216,7 +219,7 @@ def _settled(stepper: Stepper, scalars: list[nn.Parameter], reshard: Callable[[]
 
 
 def clip_shards(parameters: list[nn.Parameter], how: Clip) -> Tensor | None:
-    """Clips gradients of which this rank has shards; returns the norm of the whole before, or None where values were clipped."""
+    """Clips gradients of which this rank has shards; returns the norm of the whole before, None where values were clipped."""
     grads = [p.grad for p in parameters if p.grad is not None]
     local = [LAYOUT.local(grad) for grad in grads]
     if isinstance(how, ClipGradConfig):

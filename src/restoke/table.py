@@ -7,7 +7,7 @@ from functools import cache
 import attrs
 
 from restoke.configs.ddp_rules import ddp_problems, ddp_rendezvous
-from restoke.configs.fsdp_rules import copies, one_copy
+from restoke.configs.fsdp_rules import batch_norm, copies, one_copy
 from restoke.errors import Problem, SpecError, nearest
 from restoke.facts import Facts
 from restoke.held import optimizer_in_shares, replicated, sharded, sharded_copies, whole
@@ -104,7 +104,7 @@ BUILT_IN = (
             processes="many",
             devices=("cpu", "cuda", "xpu"),
             settings="fsdp",
-            rules=(rule,),
+            rules=(rule, batch_norm),
             offload=("none", "cpu"),
             tensor=True,
             compiles=("none", "blocks"),
@@ -142,6 +142,21 @@ BUILT_IN = (
             ("deepspeed-3", "DeepSpeed"),
             ("horovod", "Horovod"),
             ("xla", "XLA"),
+        )
+    ),
+    *(
+        Row(name=name, processes="many", refused=why, instead=instead)
+        for name, why, instead in (
+            (
+                "pipeline",
+                "a pipeline cuts the forward into stages with a schedule of their own, which a script's own loop cannot run",
+                "strategy=fsdp, with tensor=N where layers are large",
+            ),
+            (
+                "context",
+                "sharding a sequence needs attention that exchanges keys and values, which a script's own model does not call",
+                "strategy=fsdp with remat=blocks, or tensor=N with a plan that has sequence",
+            ),
         )
     ),
 )

@@ -38,6 +38,7 @@ REFERENCE: dict[type[Any], dict[str, Any]] = {
         "reduce_dtype": None,
         "reshard_after_backward": True,
         "find_unused_parameters": False,
+        "convert_to_sync_batch_norm": False,
         "replicas": None,
         "min_unit": 1_000_000,
     },

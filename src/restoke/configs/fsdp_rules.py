@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from restoke.configs import SETTINGS
 from restoke.errors import Problem
@@ -10,9 +11,21 @@ from restoke.facts import Facts
 from restoke.spec import Spec
 
 
+def _given(spec: Spec) -> Any:
+    return next((item for item in spec.settings if SETTINGS.key_of(type(item)) == "fsdp"), None)
+
+
 def _replicas(spec: Spec) -> int | None:
-    given = next((item for item in spec.settings if SETTINGS.key_of(type(item)) == "fsdp"), None)
+    given = _given(spec)
     return given.replicas if given is not None else None
+
+
+def batch_norm(spec: Spec, facts: Facts) -> Iterator[Problem]:
+    """What torch answers with an error in the middle of a forward."""
+    given = _given(spec)
+    if given is not None and given.convert_to_sync_batch_norm and spec.device == "cpu":
+        why = "torch's SyncBatchNorm works on GPUs only"
+        yield Problem("FSDPConfig.convert_to_sync_batch_norm", True, why, "device=cuda, or leave it off")
 
 
 def one_copy(spec: Spec, facts: Facts) -> Iterator[Problem]:

@@ -10,7 +10,7 @@ from attrs import field
 from restoke.configs.declare import settings
 from restoke.errors import SpecError, nearest
 
-STYLES = ("columns", "rows", "sequence")
+STYLES = ("columns", "rows", "vocabulary", "sequence", "heads")
 
 
 def plan(value: Any, axis: str) -> dict[str, str]:
@@ -29,11 +29,13 @@ def plan(value: Any, axis: str) -> dict[str, str]:
 class TensorConfig:
     """The plan of tensor parallelism: the patterns that match a layer's name give it one style.
 
-    "columns" shards a layer's outputs (the rows of a Linear's weight, the columns of an Embedding's), "rows" its inputs, and
-    sums the outputs; "sequence" lets a norm or a dropout work on a share of the sequence.
+    "columns" shards the outputs of a Linear, which hands each rank's share on to the "rows" layer after it; "rows" shards its
+    inputs, and sums the outputs. "vocabulary" shards the entries of an Embedding or the outputs of a head, and gives whole
+    outputs. "sequence" makes a norm, a dropout or an Embedding work on a share of the sequence, as then everything does that
+    lies between "rows" and "columns" layers; "heads" is for a norm between those two, which sees the heads of its rank alone.
 
     Attributes:
-        plan: Styles ("columns", "rows", "sequence") by name pattern of layers.
+        plan: Styles ("columns", "rows", "vocabulary", "sequence", "heads") by name pattern of layers.
     """
 
     plan: Annotated[dict[str, str], plan] = field(factory=dict, hash=False)
