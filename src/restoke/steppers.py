@@ -48,12 +48,23 @@ def torch_stepper(
         optimizer.step()
         return True
 
-    def clear() -> None:
-        optimizer.zero_grad(set_to_none=True)
-
+    clear = _clear(optimizer)
     context = matmul if precision.compute is None else compute_context(precision, device)
     plain = Stepper(context, backward, rescale, clip, step, clear)
     return plain if scaler is None else _scaled(plain, optimizer, scaler)
+
+
+def _clear(optimizer: Optimizer) -> Callable[[], None]:
+    """As zero_grad(set_to_none=True), without its entry for the profiler, which costs more than all of the rest."""
+    if type(optimizer).zero_grad is not Optimizer.zero_grad or "zero_grad" in vars(optimizer):
+        return optimizer.zero_grad
+
+    def clear() -> None:
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = None
+
+    return clear
 
 
 def clip_(parameters: list[nn.Parameter], how: Clip) -> Tensor | None:
