@@ -12,8 +12,9 @@ import xxhash
 from safetensors.torch import load_file
 
 from restoke.checkpoint import container
-from restoke.checkpoint.container import DTYPES, checksum, write_tensors
+from restoke.checkpoint.container import DTYPES, write_tensors
 from restoke.checkpoint.disk import DISK
+from restoke.checkpoint.formats import checksum
 from tests.checkpoint.states import bits
 
 TENSORS = {

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import xxhash
 
-from restoke.checkpoint.container import FileEntry
+from restoke.checkpoint.formats import FileEntry
 from restoke.checkpoint.manifest import (
     HEAD,
     LIMIT,

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from restoke import checkpoint
 from restoke.checkpoint import holding, reading
-from restoke.checkpoint.container import ALGORITHM, DTYPES, checksum, write_tensors
+from restoke.checkpoint.container import DTYPES, write_tensors
 from restoke.checkpoint.disk import DISK
+from restoke.checkpoint.formats import ALGORITHM, checksum
 from restoke.checkpoint.holding import Held
 from restoke.checkpoint.reading import TensorFile
 from restoke.checkpoint.tiling import Box

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -245,6 +247,13 @@ def test_odd_paths_are_refused(said: Said, tmp_path: Path, command: str, path: s
     code, out, err = said(command, path, *more)
     assert (code, out) == (2, "")
     assert err.startswith("restoke: ")
+
+
+@pytest.mark.parametrize("text", ["--help", "inspect --help", "inspect PATH", "inspect PATH --json --detail chunks"])
+def test_a_folder_is_inspected_without_torch(three: Path, text: str) -> None:
+    words = ["checkpoint", *(str(three) if word == "PATH" else word for word in text.split())]
+    code = f"import os, sys; from restoke.cli import main; os._exit(main({words}) * 10 + ('torch' in sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL, timeout=60, check=False).returncode == 0
 
 
 @pytest.mark.parametrize("words", [[], ["inspect"], ["verify"], ["export"]])

@@ -2,57 +2,22 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-import xxhash
-from attrs import frozen
 from torch import Tensor
 
 from restoke.checkpoint.disk import Disk
+from restoke.checkpoint.formats import ALGORITHM, ALGORITHMS, CODES, FileEntry
 
-CODES = {  # torch's name of a dtype and the format's code for it, in version 1 of the manifest
-    "float64": "F64",
-    "float32": "F32",
-    "float16": "F16",
-    "bfloat16": "BF16",
-    "complex64": "C64",
-    "int64": "I64",
-    "int32": "I32",
-    "int16": "I16",
-    "int8": "I8",
-    "uint64": "U64",
-    "uint32": "U32",
-    "uint16": "U16",
-    "uint8": "U8",
-    "bool": "BOOL",
-    "float8_e4m3fn": "F8_E4M3",
-    "float8_e4m3fnuz": "F8_E4M3FNUZ",
-    "float8_e5m2": "F8_E5M2",
-    "float8_e5m2fnuz": "F8_E5M2FNUZ",
-    "float8_e8m0fnu": "F8_E8M0",
-    "float4_e2m1fn_x2": "U8",  # two to a byte: as bytes it can be cut anywhere
-}
 DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in CODES}
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
-ITEMSIZE = {name: dtype.itemsize for name, dtype in DTYPES.items()}
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # copies bytes, for any dtype of that size
-ALGORITHMS: dict[str, Callable[[], Any]] = {"xxh3_128": xxhash.xxh3_128}
-ALGORITHM = "xxh3_128"
 PIECE = 4 << 20  # bytes that are hashed and then written while they are in the cache
-
-
-@frozen
-class FileEntry:
-    """What a file must be: its size in bytes and its checksum in hexadecimal digits."""
-
-    bytes: int
-    checksum: str
 
 
 def in_order(tensors: Mapping[str, Tensor]) -> list[str]:
@@ -97,9 +62,3 @@ def _bytes(tensor: Tensor) -> memoryview:
     plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
     flat = plain.as_strided((plain.numel(),), (1,))  # a dimension of one element may have any stride
     return memoryview(flat.view(torch.uint8).numpy())  # type: ignore[arg-type]  # arrays are buffers
-
-
-def checksum(path: Path, algorithm: str) -> str:
-    """The file's checksum. Raises OSError."""
-    with path.open("rb", buffering=0) as file:
-        return str(hashlib.file_digest(file, ALGORITHMS[algorithm]).hexdigest())

@@ -9,7 +9,8 @@ from typing import final
 import torch
 from attrs import frozen
 
-from restoke.checkpoint.container import CODES, NAMES
+from restoke.checkpoint.container import NAMES
+from restoke.checkpoint.formats import CODES
 from restoke.checkpoint.natural import natural
 from restoke.checkpoint.tiling import Box
 from restoke.checkpoint.weights import MODEL, Weights

@@ -5,17 +5,19 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import final
+from typing import TYPE_CHECKING, final
 
 from attrs import evolve, frozen
 from safetensors import SafetensorError, safe_open
 
-from restoke.checkpoint.container import CODES, checksum
 from restoke.checkpoint.disk import Disk
-from restoke.checkpoint.holding import Held
+from restoke.checkpoint.formats import CODES, checksum
 from restoke.checkpoint.manifest import Manifest, file_name, generation_of, parse, read_body
 from restoke.checkpoint.tiling import Box
 from restoke.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from restoke.checkpoint.holding import Held
 
 STAGED = ".tmp-"  # being written, or being deleted: nothing reads these
 REPLACED = ".old-"  # moved aside while its successor takes its name; without a successor it is the good one

@@ -12,7 +12,8 @@ import torch
 from attrs import define, field
 from torch import Tensor
 
-from restoke.checkpoint.container import ALGORITHMS, CODES, DTYPES
+from restoke.checkpoint.container import DTYPES
+from restoke.checkpoint.formats import ALGORITHMS, CODES
 from restoke.checkpoint.reading import LIMIT, memory_of
 from restoke.checkpoint.tiling import Box
 

@@ -11,7 +11,7 @@ from typing import Any, NoReturn, final
 import xxhash
 from attrs import field, frozen
 
-from restoke.checkpoint.container import ALGORITHM, ALGORITHMS, DTYPES, ITEMSIZE, FileEntry
+from restoke.checkpoint.formats import ALGORITHM, ALGORITHMS, CODES, ITEMSIZE, FileEntry
 from restoke.checkpoint.tiling import Box, untiled
 
 FORMAT, VERSION = "restoke", 1
@@ -174,7 +174,7 @@ def _file(item: Any, rank: int, size: int) -> FileEntry:
 
 def _tensor(key: str, item: Any, files: int) -> TensorEntry:
     _want(isinstance(item, dict) and item.keys() == {"shape", "dtype", "chunks"}, f"{key} is not described")
-    _want(isinstance(item["dtype"], str) and item["dtype"] in DTYPES, f"the dtype of {key} is not known")
+    _want(isinstance(item["dtype"], str) and item["dtype"] in CODES, f"the dtype of {key} is not known")
     shape = _counts(item["shape"], f"the shape of {key}")
     extent = ITEMSIZE[item["dtype"]]
     for size in shape:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, final
 
 from attrs import field, frozen
 
-from restoke.checkpoint.container import ITEMSIZE
 from restoke.checkpoint.find import candidates
+from restoke.checkpoint.formats import ITEMSIZE
 from restoke.checkpoint.generations import present
 from restoke.checkpoint.manifest import Manifest, TensorEntry, file_name, parse, read_body
 from restoke.checkpoint.natural import natural

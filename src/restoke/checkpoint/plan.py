@@ -9,7 +9,8 @@ from typing import Any
 from torch import Tensor
 
 from restoke.checkpoint.arrays import check_tensor
-from restoke.checkpoint.container import ITEMSIZE, NAMES
+from restoke.checkpoint.container import NAMES
+from restoke.checkpoint.formats import ITEMSIZE
 from restoke.checkpoint.manifest import Piece, TensorEntry
 from restoke.checkpoint.tiling import Box, untiled
 from restoke.errors import CheckpointError

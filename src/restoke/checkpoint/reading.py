@@ -14,7 +14,8 @@ import torch
 from attrs import define
 from torch import Tensor
 
-from restoke.checkpoint.container import BITS, CODES, ITEMSIZE
+from restoke.checkpoint.container import BITS
+from restoke.checkpoint.formats import CODES, ITEMSIZE
 from restoke.checkpoint.tiling import Box
 
 PIECE = 4 << 20  # bytes that are read at once where they must be put apart

@@ -14,9 +14,10 @@ from attrs import frozen
 from torch import Tensor
 
 from restoke.checkpoint.agree import alone, together
-from restoke.checkpoint.container import FileEntry, write_tensors
+from restoke.checkpoint.container import write_tensors
 from restoke.checkpoint.disk import DISK, Disk, sole_writer
 from restoke.checkpoint.draft import Draft
+from restoke.checkpoint.formats import FileEntry
 from restoke.checkpoint.generations import REPLACED, STAGED, discard, is_checkpoint, next_generation, recover, retain
 from restoke.checkpoint.manifest import NAME, Manifest, TensorEntry, dump, file_name
 from restoke.checkpoint.messages import COLLECTIVES, Messages

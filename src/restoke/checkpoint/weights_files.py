@@ -13,7 +13,8 @@ from attrs import evolve, field, frozen
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from restoke.checkpoint.container import CODES, DTYPES
+from restoke.checkpoint.container import DTYPES
+from restoke.checkpoint.formats import CODES
 from restoke.checkpoint.manifest import LARGEST
 from restoke.checkpoint.tiling import Box
 from restoke.checkpoint.weights_index import Located, unique
