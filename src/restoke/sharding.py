@@ -85,7 +85,11 @@ def shard(request: Request, *, whole_after_forward: bool, replicas: int = 1) -> 
     show_plain(model, request.spec)
     place_shards(model, torch.device("cpu") if request.spec.offload == "cpu" else request.world.device)
     assert isinstance(model, FSDPModule)
-    model.set_reduce_scatter_unused_params(config.find_unused_parameters)
+    if config.find_unused_parameters:
+        if "set_reduce_scatter_unused_params" not in vars(FSDPModule):
+            why = "this version of torch cannot reduce gradients that only some ranks have"
+            raise SpecError.of("FSDPConfig.find_unused_parameters", True, why, "torch 2.13 or newer")
+        model.set_reduce_scatter_unused_params(True)
     return _parts(request, model, config, scalars)
 
 
