@@ -12,21 +12,23 @@ def place(model: nn.Module, device: torch.device) -> nn.Module:
     """The model on the device, in place; what is on the meta device becomes uninitialised memory there. Ties stay."""
     if not any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
         return model.to(device)
-    made: dict[int, Tensor] = {}
+    made: dict[nn.Parameter, nn.Parameter] = {}
     for module in model.modules():
         for name, p in module._parameters.items():
             if p is not None:
-                module._parameters[name] = made.setdefault(id(p), nn.Parameter(_placed(p.detach(), device), p.requires_grad))
+                if p not in made:
+                    made[p] = nn.Parameter(_placed(p.detach(), device), p.requires_grad)
+                module._parameters[name] = made[p]
         for name, buffer in module._buffers.items():
             if buffer is not None:
-                module._buffers[name] = made.setdefault(id(buffer), _placed(buffer, device))
+                module._buffers[name] = _placed(buffer, device)
     return model
 
 
 def place_shards(model: nn.Module, device: torch.device) -> None:
     """As `place`, of a model whose parameters are shards already: each rank makes its own alone."""
     if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
-        model._apply(lambda tensor: _placed(tensor, device) if tensor.is_meta else tensor)
+        model._apply(lambda tensor: _placed(tensor, device) if tensor.is_meta else tensor)  # type: ignore[no-untyped-call]
 
 
 def _placed(tensor: Tensor, device: torch.device) -> Tensor:

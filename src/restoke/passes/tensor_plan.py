@@ -12,7 +12,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from restoke.blocks import find_blocks
 from restoke.configs.tensor import TensorConfig
-from restoke.errors import SpecError, nearest
+from restoke.errors import RestokeError, SpecError, nearest
 from restoke.spec import Spec
 
 AXIS = "TensorConfig.plan"
@@ -29,7 +29,7 @@ class Layer:
     module: nn.Module
     style: str
 
-    def refused(self, why: str, instead: str) -> SpecError:
+    def refused(self, why: str, instead: str) -> RestokeError:
         return SpecError.of(f"{AXIS}.{self.name}", self.style, why, instead)
 
 
@@ -156,17 +156,17 @@ def _check_partners(layers: list[Layer], model: nn.Module, spec: Spec) -> None:
     def block(layer: Layer) -> str:
         return next((name for name in blocks if layer.name.startswith(name)), "")
 
-    linear = [layer for layer in layers if isinstance(layer.module, nn.Linear)]
-    rows = [layer for layer in linear if layer.style == "rows"]
-    for layer in [layer for layer in linear if layer.style == "columns"]:
-        near = _nearest(layer, [other for other in rows if block(other) == block(layer)])
+    linear = [(layer, layer.module) for layer in layers if isinstance(layer.module, nn.Linear)]
+    rows = [(layer, module) for layer, module in linear if layer.style == "rows"]
+    for layer, module in [(layer, module) for layer, module in linear if layer.style == "columns"]:
+        near = _nearest(layer, [other for other, _ in rows if block(other) == block(layer)])
         if not near:
             why = "its outputs stay in shares, and no rows layer near it takes them"
             raise layer.refused(why, "vocabulary, which gives whole outputs, or rows for the layer that follows")
-        widest = max(near, key=lambda other: other.module.in_features)
-        if layer.module.out_features > widest.module.in_features:
+        widest, most = max(((other, taken.in_features) for other, taken in rows if other in near), key=lambda pair: pair[1])
+        if module.out_features > most:
             why = (
-                f"its {layer.module.out_features} outputs are more than the {widest.module.in_features} inputs of {widest.name}: "
+                f"its {module.out_features} outputs are more than the {most} inputs of {widest.name}: "
                 "of several projections in one, each rank would get another part"
             )
             raise layer.refused(why, "a Linear for each projection, or vocabulary for a head")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.distributed as dist
 from attrs import evolve
@@ -78,7 +80,7 @@ def _spread_overflow(grads: list[Tensor]) -> None:
     first.add_(torch.where(overflow > 0, float("inf"), 0.0))
 
 
-def _check_alike(named: list[tuple[str, nn.Parameter]], world: World) -> bool:
+def _check_alike(named: Sequence[tuple[str, Tensor]], world: World) -> bool:
     """Whether it could be told: not where gradients overflowed, or there are none."""
     whole = [(name, p.grad) for name, p in named if p.grad is not None and isinstance(p.grad, DTensor)]
     whole = [(name, grad) for name, grad in whole if isinstance(grad.placements[-1], Replicate)]

@@ -1,4 +1,4 @@
-"""The first forward of a model in tensor parallelism is watched: are the shares that layers hand on taken up again?"""
+"""The first forward of a model in tensor parallelism is watched: the shares that layers hand on must be taken up again."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from restoke.passes.tensor_plan import Layer, shares_sequence
 
 
 def watch_order(model: nn.Module, layers: list[Layer]) -> None:
-    """Raises SpecError at the end of the first forward where its output, or a layer's input, is not what the plan takes it for."""
+    """Raises SpecError at the end of the first forward where its output, or a layer's input, is not what the plan says."""
     called: list[Layer] = []
     hooks = [layer.module.register_forward_hook(lambda *_, layer=layer: called.append(layer)) for layer in layers]
 

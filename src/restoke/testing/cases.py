@@ -6,10 +6,10 @@ import itertools
 from functools import cache
 from typing import Any
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from restoke.blocks import find_blocks
-from restoke.configs import AMPConfig
+from restoke.configs import AMPConfig, TensorConfig
 from restoke.facts import Facts
 from restoke.rows import Row
 from restoke.rules_passes import REMATS
@@ -33,6 +33,7 @@ class Case:
         clip = type(self.spec.clip).__name__ if self.spec.clip else "none"
         axes = {name: getattr(self.spec, name) for name in ("offload", "remat", "compile")}
         with_ = "".join(f"-{name}-{value}" for name, value in axes.items() if value != "none")
+        with_ += f"-tensor-{self.spec.tensor}" if self.spec.tensor > 1 else ""
         what = f"{self.spec.strategy}-{self.spec.precision}-x{self.spec.accumulate}-{clip}{with_}"
         return f"{what}-{self.example}-on-{self.processes}"
 
@@ -68,7 +69,7 @@ def _cases(row: Row, device: str, full: bool) -> list[Case]:
     }
     combinations = itertools.product(*axes.values()) if full else _covering(list(axes.values()))
     made = [dict(zip(axes, combination, strict=True)) for combination in combinations]
-    return sorted((_case(row, device, **point) for point in made), key=str) + _compiled(row, device)
+    return sorted((_case(row, device, **point) for point in made), key=str) + _compiled(row, device) + _cut(row, axes, full)
 
 
 @cache
@@ -89,6 +90,21 @@ def _compiled(row: Row, device: str) -> list[Case]:
     return [Case(Spec(strategy=row.name, device=device, compile="blocks", remat="blocks"), _with_blocks()[0], processes)]
 
 
+def _cut(row: Row, axes: dict[str, list[Any]], full: bool) -> list[Case]:
+    """Cases whose layers are sharded over two ranks: alone, and on a mesh with shards or copies of data."""
+    planned = [name for name, example in EXAMPLES.items() if example.plan]
+    if not row.tensor or not planned:
+        return []
+    least = max(2, tried(row)[0])
+    ways: dict[str, list[Any]] = {**axes, "processes": sorted({least if row.tried[0] == 1 else 2 * least, 4})}
+    ways["example"] = [(name, remat) for name in planned for remat in REMATS]
+    combinations = itertools.product(*ways.values()) if full else _covering(list(ways.values()), strength=1)
+    made = [_case(row, "cpu", **dict(zip(ways, combination, strict=True))) for combination in combinations]
+    plans = {name: TensorConfig(plan=dict(EXAMPLES[name].plan)) for name in planned}
+    specs = [evolve(case.spec, tensor=2, settings=(*case.spec.settings, plans[case.example])) for case in made]
+    return [evolve(case, spec=spec) for case, spec in zip(made, specs, strict=True)]
+
+
 def tried(row: Row) -> tuple[int, ...]:
     """The numbers of processes that the row is tried in."""
     return row.tried or ((1, 2) if row.processes == "many" else (1,))
@@ -107,8 +123,8 @@ def _problems(spec: Spec, row: Row) -> bool:
     return bool(problems(spec, here))
 
 
-def _covering(axes: list[list[Any]]) -> list[tuple[Any, ...]]:
+def _covering(axes: list[list[Any]], strength: int = 2) -> list[tuple[Any, ...]]:
     import covertable  # type: ignore[import-untyped]
 
     wide = [list(range(len(axis))) for axis in axes]
-    return [tuple(axis[i] for axis, i in zip(axes, row, strict=True)) for row in covertable.make(wide, strength=2)]
+    return [tuple(axis[i] for axis, i in zip(axes, row, strict=True)) for row in covertable.make(wide, strength=strength)]

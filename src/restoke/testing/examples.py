@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import final
 
 import torch
@@ -22,6 +22,7 @@ class Example:
     batch: Callable[[torch.Generator, int], Batch]
     loss: Callable[[Tensor, Tensor], Tensor]
     per_sample: bool = True
+    plan: Mapping[str, str] = {}  # how its layers are sharded where `tensor` is more than 1
 
     def batches(self, steps: int, size: int) -> list[Batch]:
         """`steps` global batches of `size` samples, the same in every process."""
@@ -90,10 +91,10 @@ class _Blocks(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.embed = nn.Embedding(11, 8)
+        self.embed = nn.Embedding(12, 8)
         self.layers = nn.ModuleList(_Block() for _ in range(2))
         self.norm = nn.LayerNorm(8)
-        self.head = nn.Linear(8, 11)
+        self.head = nn.Linear(8, 12)
 
     def forward(self, tokens: Tensor) -> Tensor:
         x = self.embed(tokens)
@@ -124,12 +125,19 @@ def _next_token(logits: Tensor, tokens: Tensor) -> Tensor:
     return functional.cross_entropy(logits.flatten(0, 1), tokens.flatten())
 
 
+PLAN = {"embed": "vocabulary", "layers.*.query": "columns", "layers.*.key": "columns", "layers.*.value": "columns"} | {
+    "layers.*.out": "rows",
+    "layers.*.up": "columns",
+    "layers.*.down": "rows",
+    "head": "vocabulary",
+}
+
 EXAMPLES = {
     example.name: example
     for example in (
         Example("mlp", _mlp, _vectors, functional.cross_entropy),
         Example("tied", _Tied, _tokens, functional.cross_entropy),
-        Example("blocks", _Blocks, _texts, _next_token),
+        Example("blocks", _Blocks, _texts, _next_token, plan=PLAN),
         Example("conv", _conv, _images, functional.cross_entropy, per_sample=False),
     )
 }
