@@ -100,6 +100,7 @@ def _cut(row: Row, axes: dict[str, list[Any]], full: bool) -> list[Case]:
     ways["example"] = [(name, remat) for name in planned for remat in REMATS]
     combinations = itertools.product(*ways.values()) if full else _covering(list(ways.values()), strength=1)
     made = [_case(row, "cpu", **dict(zip(ways, combination, strict=True))) for combination in combinations]
+    made.append(_case(row, "cpu", 4, (planned[0], "blocks"), precision="fp32", accumulate=4, clip=CLIP[1], offload="none"))
     plans = {name: TensorConfig(plan=dict(EXAMPLES[name].plan)) for name in planned}
     specs = [evolve(case.spec, tensor=2, settings=(*case.spec.settings, plans[case.example])) for case in made]
     return [evolve(case, spec=spec) for case, spec in zip(made, specs, strict=True)]
