@@ -47,9 +47,7 @@ def test_what_is_no_rank_is_refused(wrong: Any) -> None:
 
 @pytest.mark.parametrize("wrong", [3, -1, [0, 3]], ids=str)
 def test_a_rank_that_is_not_there_is_refused(wrong: Any, capsys: Captured) -> None:
-    with pytest.raises(
-        SpecError, match=r"info_rank=.*: the ranks are 0 to 2. Instead: some of them, or None"
-    ):
+    with pytest.raises(SpecError, match=r"info_rank=.*: the ranks are 0 to 2. Instead: some of them, or None"):
         Printer(0, wrong, 3)
     with pytest.raises(SpecError, match="there is rank 0 alone"):
         Printer(0, wrong, 1)
