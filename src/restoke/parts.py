@@ -131,6 +131,10 @@ def _nothing_is_gathered() -> None:
     """Each rank's parameters are what they are."""
 
 
+def _nothing_is_pending() -> None:
+    """Gradients are where torch has them."""
+
+
 @frozen(eq=False, repr=False)
 class Parts:
     """What a strategy made of a model and an optimizer."""
@@ -144,6 +148,7 @@ class Parts:
     reduce_grads: Callable[[], None]  # averages gradients that were kept local: a window ended where none had announced it
     layout: Layout = WHOLE  # which part of each parameter, and so of its gradient, is here
     reshard: Callable[[], None] = _nothing_is_gathered  # before parameters are read or written: frees those that are gathered
+    abandon: Callable[[], None] = _nothing_is_pending  # drops what a window, or a forward that failed, left in the engine
     own_grads: bool = True  # whether a half window's gradients are whole and each rank's own; else `reduce_grads` makes shards
     local_buffers: bool = False  # whether each rank's buffers are its own for good, not rank 0's from the next forward on
 

@@ -187,7 +187,8 @@ class Session:
         return self._verbs.boundary()
 
     def zero_grads(self) -> None:
-        """Drop the gradients and begin a new window."""
+        """Drop the gradients and begin a new window; also after an exception, on all ranks, in a forward or a backward."""
+        self.parts.abandon()
         self.parts.stepper.clear()
         self.windows.close()
 

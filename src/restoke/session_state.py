@@ -79,6 +79,7 @@ def restore(session: Session, saved: Kept, strict: bool) -> dict[str, Any]:
     notes += _restore_scaler(session, state["scaler"])
     notes += _restore_schedulers(session, state["schedulers"], strict)
     notes += _restore_registered(session, saved, strict)
+    session.parts.abandon()
     session.parts.stepper.clear()
     session.windows.done, session.windows.length = state["window"]
     if session.windows.done:

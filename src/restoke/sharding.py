@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -174,9 +175,22 @@ def _parts(request: Request, model: FSDPModule, config: FSDPConfig, scalars: lis
         reduce_grads,
         LAYOUT,
         reshard,
+        partial(_abandon, model, sharded),
         local_buffers=True,
         own_grads=False,
     )
+
+
+def _abandon(model: FSDPModule, sharded: list[FSDPModule]) -> None:
+    """Whole gradients of micro-batches wait where no optimizer sees them, and a forward that failed leaves its marks."""
+    if model._get_fsdp_state()._is_root:  # known from the first forward on
+        model.reset_iter_state()
+    for module in sharded:
+        group = module._get_fsdp_state()._fsdp_param_group
+        for held in group.fsdp_params if group is not None else ():
+            held.unsharded_accumulated_grad = None
+            if "_unsharded_param" in vars(held):
+                held._unsharded_param.grad = None
 
 
 def _native(precision: Precision) -> Precision:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from restoke import FSDPConfig, OptimizerSpec, Session
+from restoke.comm import barrier, broadcast_json
 from restoke.configs import AMPConfig, DDPConfig
 from restoke.errors import SpecError
 from restoke.table import rows
@@ -196,6 +199,45 @@ def test_a_half_window_is_saved_with_its_gradients(strategy: str, tmp_path: Path
     for name, want in straight[0].items():
         assert np.array_equal(resumed[0][name], want)
         assert float(np.abs(elsewhere[0][name] - want).max()) <= FAR
+
+
+def dropped(strategy: str) -> dict[str, Any]:
+    """A window begun anew three times: by `zero_grads`, after an exception, and by loading."""
+    session = started(strategy, MODELS["blocks"].made(), accumulate=2)
+    with tempfile.TemporaryDirectory() as folder:
+        shared = broadcast_json(folder, session.world)
+        session.save(shared, "begun")
+        one_step(session, 2)
+        session.step()
+        session.zero_grads()
+        one_step(session, 3)
+        session.step()
+        with suppress(TypeError):
+            session.forward(batches()[0][0], nothing=True)
+        session.zero_grads()
+        one_step(session, 2)
+        session.step()
+        session.load(shared)
+        barrier(session.world)
+    for i in (0, 1):
+        one_step(session, i)
+        session.step()
+    return trained(session)
+
+
+def undisturbed(strategy: str) -> dict[str, Any]:
+    session = started(strategy, MODELS["blocks"].made(), accumulate=2)
+    for i in (0, 1):
+        one_step(session, i)
+        session.step()
+    return trained(session)
+
+
+@every_row
+def test_gradients_that_were_dropped_are_gone(strategy: str) -> None:
+    want, got = ranks.run(2, undisturbed, strategy)[0], ranks.run(2, dropped, strategy)[0]
+    for name, value in want.items():
+        assert np.array_equal(got[name], value), name
 
 
 def declared(axes: dict[str, Any]) -> str:
