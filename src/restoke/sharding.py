@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 
@@ -181,7 +181,7 @@ def _parts(request: Request, model: FSDPModule, config: FSDPConfig, scalars: lis
     )
 
 
-def _abandon(model: FSDPModule, sharded: list[FSDPModule]) -> None:
+def _abandon(model: FSDPModule, sharded: Sequence[FSDPModule]) -> None:
     """Whole gradients of micro-batches wait where no optimizer sees them, and a forward that failed leaves its marks."""
     if model._get_fsdp_state()._is_root:  # known from the first forward on
         model.reset_iter_state()
