@@ -12,7 +12,7 @@ import torch.distributed as dist
 from attrs import evolve
 from torch import Tensor, nn
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
-from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.nn.modules.batchnorm import _NormBase
 
@@ -22,6 +22,7 @@ from restoke.empty import place_shards
 from restoke.errors import SpecError
 from restoke.meshes import mesh
 from restoke.parts import Layout, Parts, Place, Request, Stepper
+from restoke.passes.outputs import own_outputs
 from restoke.passes.tensor_steps import in_agreement, show_plain
 from restoke.precision import dtype
 from restoke.replicas import average
@@ -75,6 +76,7 @@ def shard(request: Request, *, whole_after_forward: bool, replicas: int = 1) -> 
     )
     for unit in (*_units(request, config), model):
         _start_alike(unit, request.world)
+        own_outputs(unit)
         fully_shard(
             unit,
             mesh=grid,
@@ -141,6 +143,7 @@ def _parts(request: Request, model: FSDPModule, config: FSDPConfig, scalars: lis
     world = request.world
     assert isinstance(model, nn.Module)
     sharded = [module for module in model.modules() if isinstance(module, FSDPModule)]
+    _check_steps(request)
     optimizer = request.optimizer.build(model.named_parameters())
     state = model._get_fsdp_state()
     synced = [True]
@@ -179,6 +182,24 @@ def _parts(request: Request, model: FSDPModule, config: FSDPConfig, scalars: lis
         local_buffers=True,
         own_grads=False,
     )
+
+
+def _check_steps(request: Request) -> None:
+    """torch has not taught every optimizer, nor every way to run one, to step shards: this one is tried on a small one."""
+    cls, kwargs = request.optimizer.cls, dict(request.optimizer.kwargs)
+    local = torch.zeros(2, 2, device=request.world.device)
+    p = nn.Parameter(DTensor.from_local(local, mesh(request.world)["shard"], [Shard(0)], run_check=False))
+    p.grad = torch.zeros_like(p)
+    try:
+        cls([p], **kwargs).step()
+    except NotImplementedError as error:
+        name = getattr(cls, "__name__", str(cls))
+        how = "fused " if kwargs.get("fused") else ""
+        why = f"torch cannot step shards by its {how}{name} ({str(error).splitlines()[0]})"
+        instead = "optimizer=foreach, another optimizer, or strategy=zero1"
+        raise SpecError.of("optimizer", f"{how}{name}", why, instead) from error
+    except (TypeError, ValueError, RuntimeError):
+        return  # what else it refuses, building it on the model will tell
 
 
 def _abandon(model: FSDPModule, sharded: Sequence[FSDPModule]) -> None:
