@@ -149,8 +149,8 @@ def test_shares_that_nobody_takes_up_again_are_refused() -> None:
         assert all(text.startswith("TensorConfig.plan.") and "Instead: " in text for text in said)
 
 
-class Padded(nn.Module):
-    """Half of the features are masked on the ranks: a norm of heads between columns and rows, undeclared."""
+class Scaled(nn.Module):
+    """The heads of each rank are scaled by a parameter of which every rank has the whole."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -167,7 +167,7 @@ class Padded(nn.Module):
 def partial() -> str:
     torch.manual_seed(0)
     session = Session(strategy="fsdp", device="cpu", tensor=2, settings=[TensorConfig(plan={"up": "columns", "down": "rows"})])
-    session.prepare(Padded(), SGD)
+    session.prepare(Scaled(), SGD)
     x, y = batches()[0]
     session.backward(EXAMPLE.loss(session.forward(x), y))
     with pytest.raises(SpecError) as refused:
@@ -179,3 +179,4 @@ def test_a_parameter_whose_gradients_differ_between_the_ranks_is_refused_in_the_
     for said in ranks.run(2, partial):
         assert "without scale" in said
         assert "the ranks that share layers have different gradients of it" in said
+        assert said.endswith("Instead: a norm of your own for it, with the style heads.")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 import torch.distributed as dist
@@ -43,6 +43,7 @@ def in_agreement(stepper: Stepper, model: nn.Module, world: World) -> Stepper:
     if world.tensor == 1:
         return stepper
     named = [(name, p) for name, p in model.named_parameters() if isinstance(p, DTensor)]
+    layers = {name for name, module in model.named_modules() if next(module.children(), None) is None}
     settled, checked = [False], [False]
 
     def settle() -> None:
@@ -51,7 +52,7 @@ def in_agreement(stepper: Stepper, model: nn.Module, world: World) -> Stepper:
         settled[0] = True
         if stepper.scaler is not None:
             _spread_overflow([p.grad for _, p in named if p.grad is not None])
-        checked[0] = checked[0] or _check_alike(named, world)
+        checked[0] = checked[0] or _check_alike(named, layers, world)
 
     def clip(how: Clip) -> Tensor | None:
         settle()
@@ -80,7 +81,7 @@ def _spread_overflow(grads: list[Tensor]) -> None:
     first.add_(torch.where(overflow > 0, float("inf"), 0.0))
 
 
-def _check_alike(named: Sequence[tuple[str, Tensor]], world: World) -> bool:
+def _check_alike(named: Sequence[tuple[str, Tensor]], layers: Collection[str], world: World) -> bool:
     """Whether it could be told: not where gradients overflowed, or there are none."""
     whole = [(name, p.grad) for name, p in named if p.grad is not None and isinstance(p.grad, DTensor)]
     whole = [(name, grad) for name, grad in whole if isinstance(grad.placements[-1], Replicate)]
@@ -96,5 +97,7 @@ def _check_alike(named: Sequence[tuple[str, Tensor]], world: World) -> bool:
     if any(apart):
         name = whole[apart.index(True)][0]
         why = "the ranks that share layers have different gradients of it: it works on a share of the heads or the sequence"
-        raise SpecError.of(AXIS, f"without {name}", why, f'{{"{name.rpartition(".")[0]}": "heads"}}, or "sequence"')
+        owner = name.rpartition(".")[0]
+        instead = f"heads or sequence for {owner}" if owner in layers else "a norm of your own for it, with the style heads"
+        raise SpecError.of(AXIS, f"without {name}", why, instead)
     return True
