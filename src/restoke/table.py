@@ -149,13 +149,13 @@ BUILT_IN = (
         for name, why, instead in (
             (
                 "pipeline",
-                "a pipeline cuts the forward into stages with a schedule of their own, which a script's own loop cannot run",
-                "strategy=fsdp, with tensor=N where layers are large",
+                "its schedule of stages would replace the script's own loop",
+                "strategy=fsdp, or tensor=N",
             ),
             (
                 "context",
-                "sharding a sequence needs attention that exchanges keys and values, which a script's own model does not call",
-                "strategy=fsdp with remat=blocks, or tensor=N with a plan that has sequence",
+                "attention would have to exchange keys and values",
+                "strategy=fsdp with remat=blocks",
             ),
         )
     ),
