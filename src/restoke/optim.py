@@ -13,6 +13,9 @@ from torch.optim import Optimizer
 
 from restoke.errors import SpecError
 
+# what a strategy may ask of a built optimizer is not done to it: it is built so, or not at all
+_AS_BUILT = "it is built already: build it so in the script, or leave the axis optimizer out"
+
 
 def _keywords(value: Any) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
@@ -30,19 +33,46 @@ def _groups(value: Any) -> tuple[Mapping[str, Any], ...]:
 
 @final
 @frozen(eq=False, repr=False)
+class Built:
+    """An optimizer that was built before, the names of its groups' parameters, and its state by these names (`saved`)."""
+
+    optimizer: Optimizer
+    cls: Callable[..., Optimizer]
+    kwargs: Mapping[str, Any]
+    names: tuple[tuple[str, ...], ...]
+    saved: Any = None
+
+    def onto(self, named: Iterable[tuple[str, Parameter]]) -> Optimizer:
+        """The same object, whose groups hold the parameters of these names, and whose state waits in `saved`."""
+        parameters = dict(named)
+        for group, names in zip(self.optimizer.param_groups, self.names, strict=True):
+            group["params"] = [parameters[name] for name in names]
+        if self.saved is not None:
+            self.optimizer.state.clear()
+        return self.optimizer
+
+
+@final
+@frozen(eq=False, repr=False)
 class OptimizerSpec:
     """An optimizer's class and keywords, and its parameter groups by name pattern.
 
     `groups` are mappings with `params`, one or several shell patterns over the model's own parameter names (`*.bias`),
     and the options of that group. A parameter goes to the first group that names it; the rest form the last group.
+    `built` is an optimizer to take instead of a new one (see `restoke.undoing`).
     """
 
     cls: Callable[..., Optimizer]
     kwargs: Mapping[str, Any] = field(factory=dict, converter=_keywords)
     groups: tuple[Mapping[str, Any], ...] = field(default=(), converter=_groups)
+    built: Built | None = None
 
     def build(self, named: Iterable[tuple[str, Parameter]]) -> Optimizer:
         """The optimizer over these, in their order. Raises SpecError: a pattern names none, or it cannot be built."""
+        if self.built is not None:
+            if self.cls is not self.built.cls or self.kwargs != self.built.kwargs:
+                raise SpecError.of("optimizer", type(self.built.optimizer).__name__, "a change was declared", _AS_BUILT)
+            return self.built.onto(named)
         named = list(named)
         parameters = self._grouped(named) if self.groups else [p for _, p in named]
         name = getattr(self.cls, "__name__", str(self.cls))

@@ -102,7 +102,7 @@ def refuse_together(given: OptimizerSpec, spec: Spec, world: World) -> Optimizer
 def _tried(given: OptimizerSpec, device: torch.device, step: Callable[[Optimizer, list[nn.Parameter]], None]) -> list[Tensor]:
     values = torch.linspace(-1, 1, 16).reshape(4, 4)
     parameters = [nn.Parameter((values * size).to(device)) for size in (1.0, 3.0)]
-    optimizer = evolve(given, groups=()).build([("one", parameters[0]), ("two", parameters[1])])
+    optimizer = evolve(given, groups=(), built=None).build([("one", parameters[0]), ("two", parameters[1])])
     for i in range(3):
         for j, parameter in enumerate(parameters):
             parameter.grad = (values.mT * (1 + i) * 10**j).to(device)
