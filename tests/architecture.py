@@ -20,6 +20,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "session",
         "session_loaders",
         "session_state",
+        "undoing",
         "whole",
         "filling",
         "verbs",
@@ -29,7 +30,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "stopping",
         "memory",
     ),
-    ("launch", "playground", "facades", "testing"),
+    ("launch", "playground", "facades", "testing", "trackers"),
     ("cli", "__main__"),
 )
 LAYER = {name: number for number, names in enumerate(LAYERS) for name in names}

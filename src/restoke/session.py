@@ -27,6 +27,7 @@ from restoke.seeds import seed_all
 from restoke.session_loaders import Loaders
 from restoke.spec import Spec, outside_spec
 from restoke.table import PRECISIONS, check, chosen
+from restoke.undoing import give_back
 from restoke.verbs import Verbs, bind, unprepared
 from restoke.windows import Windows
 from restoke.world import World, facts_here, ranks_here
@@ -145,6 +146,7 @@ class Session:
         optimizer = run_as_declared(optimizer, self.spec, self.world)
         request = Request(self.spec, self.world, model, optimizer, precision, self.scaler)
         parts: Parts = self._row.load()(request)
+        give_back(optimizer, parts)
         if weights is not None:
             fill(parts, Path(weights), self.world)
         parts = step_as_declared(parts, self.spec)
