@@ -14,7 +14,10 @@ from attrs import define, frozen
 LAYERS: tuple[tuple[str, ...], ...] = (
     tuple("_version errors said stopped spec held prepared table rows rules rules_passes facts plugins ranks configs".split()),
     ("comm", "world", "optim", "seeds", "settle", "meshes", "distributed"),
-    tuple("parts steppers state optimizer_state sharding empty precision passes nn blocks replicas ema packed".split()),
+    tuple(
+        "parts steppers state optimizer_state sharding empty precision passes nn blocks replicas ema packed averaging"
+        " clipping".split()
+    ),
     ("strategies",),
     (
         "session",

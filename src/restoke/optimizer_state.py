@@ -41,7 +41,7 @@ class OptimizerState:
         part = self._layout.local(parameter.detach())
         if value.ndim and self._layout.local(value).shape == part.shape:
             return Chunk(self._layout.local(value), *self._layout.place(parameter))
-        if self._layout.local(value) is not value:
+        if self._layout.local(value) is not value or (value.ndim and self._layout.cuts(parameter)):
             kind = type(self._optimizer).__name__
             why = f"{kind} keeps a shard of shape {tuple(value.shape)} for a parameter of shape {tuple(parameter.shape)}"
             raise CheckpointError.of(f"optimizer/{name}", kind, why, "an optimizer whose state has the parameter's shape")

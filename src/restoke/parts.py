@@ -104,6 +104,10 @@ class Layout:
     local: Callable[[Tensor], Tensor]  # the part, which shares the tensor's memory
     like: Callable[[Tensor, Tensor], Tensor]  # a part, as a tensor that lies and is laid out as another
 
+    def cuts(self, tensor: Tensor) -> bool:
+        """Whether this rank holds less than the whole of it."""
+        return self.place(tensor).shape != tuple(self.local(tensor.detach()).shape)
+
     def chunk(self, tensor: Tensor) -> Chunk:
         """This rank's part of a tensor of the model, or of one laid out as it."""
         return Chunk(self.local(tensor.detach()), *self.place(tensor))
@@ -149,6 +153,7 @@ class Parts:
     layout: Layout = WHOLE  # which part of each parameter, and so of its gradient, is here
     reshard: Callable[[], None] = _nothing_is_gathered  # before parameters are read or written: frees those that are gathered
     abandon: Callable[[], None] = _nothing_is_pending  # drops what a window, or a forward that failed, left in the engine
+    average_shards: Callable[[], None] = _nothing_is_pending  # averages gradients of shards over the ranks with the same ones
     own_grads: bool = True  # whether a half window's gradients are whole and each rank's own; else `reduce_grads` makes shards
     local_buffers: bool = False  # whether each rank's buffers are its own for good, not rank 0's from the next forward on
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any, final
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
@@ -102,3 +103,14 @@ def loss_scaler(precision: Precision, device: torch.device, config: AMPConfig) -
         return None
     growth, backoff = config.growth_factor, config.backoff_factor
     return LossScaler(GradScaler(device.type, config.init_scale, growth, backoff, config.growth_interval))
+
+
+def spread_overflow(seen: Sequence[Tensor], marked: Sequence[Tensor], device: torch.device) -> None:
+    """Where any rank's `seen` gradients overflowed, the first of `marked` overflows on every rank: all skip the step."""
+    overflow = torch.zeros((), device=device)
+    if seen:
+        norms = torch._foreach_norm(list(seen), float("inf"))
+        overflow = (~torch.isfinite(torch.stack([norm.float() for norm in norms]))).any().float()
+    dist.all_reduce(overflow, dist.ReduceOp.MAX)
+    if marked:
+        marked[0].add_(torch.where(overflow > 0, float("inf"), 0.0))

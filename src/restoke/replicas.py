@@ -14,25 +14,28 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from restoke.averaging import average
 from restoke.configs import DDPConfig
 from restoke.empty import place
 from restoke.errors import SpecError
+from restoke.nn.trained import Shared
 from restoke.parts import Parts, Request, State, Stepper
 from restoke.steppers import torch_stepper
-from restoke.world import World
 
 
 def replicate(
     request: Request,
     build: Callable[[nn.Module], Optimizer],
-    state: Callable[[nn.Module, Optimizer], State],
+    state: Callable[[nn.Module, Optimizer, Shared], State],
 ) -> Parts:
     """torch's DistributedDataParallel with the settings of DDPConfig, the optimizer that `build` makes, and its state."""
     config, world = request.spec.setting(DDPConfig), request.world
     model = place(request.model, world.device)
     if config.convert_to_sync_batch_norm:
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
-    ddp = _wrap(model, request, config)
+    shared = Shared(model)
+    shared.start_alike()
+    ddp = _wrap(model, request, config, shared)
     optimizer = build(model)
 
     def set_grad_sync(on: bool) -> None:
@@ -40,27 +43,43 @@ def replicate(
         ddp.require_backward_grad_sync = on
 
     def reduce_grads() -> None:
-        average(list(model.parameters()), world)
+        average(shared.copies(list(model.parameters())), world.size)
 
-    frozen = [p for p in model.parameters() if not p.requires_grad]
+    frozen = [p for p in shared.copies(list(model.parameters())) if not p.requires_grad]
 
     def reduce_late() -> None:
         # DDP knows those alone that were trained when it wrapped the model
         if late := [p for p in frozen if p.requires_grad]:
-            average(late, world)
+            average(late, world.size)
 
-    stepper = torch_stepper(model, optimizer, request.precision, world.device, request.scaler)
+    clip_to = shared.clip if shared else None
+    stepper = torch_stepper(model, optimizer, request.precision, world.device, request.scaler, clip_to=clip_to)
+    stepper = shared.settled(stepper, list(model.parameters()))
     stepper = _watched(ddp, stepper, reduce_grads, reduce_late)
     sync = set_grad_sync if config.no_sync else _always_in_sync
-    held = state(model, optimizer)
-    return Parts(ddp, model, optimizer, stepper, held, sync, reduce_grads, local_buffers=not config.broadcast_buffers)
+    held = state(model, optimizer, shared)
+    return Parts(
+        ddp,
+        model,
+        optimizer,
+        stepper,
+        held,
+        sync,
+        reduce_grads,
+        shared.layout,
+        average_shards=shared.average,
+        local_buffers=not config.broadcast_buffers,
+    )
 
 
-def _wrap(model: nn.Module, request: Request, config: DDPConfig) -> DistributedDataParallel:
-    if not any(p.requires_grad for p in model.parameters()):
+def _wrap(model: nn.Module, request: Request, config: DDPConfig, shared: Shared) -> DistributedDataParallel:
+    if not any(p.requires_grad for p in shared.copies(list(model.parameters()))):
         why = "no parameter of the model requires a gradient"
         raise SpecError.of("strategy", request.spec.strategy, why, "strategy=single, or unfreeze some")
     buffers: dict[str, Any] = {} if config.broadcast_buffers else {"broadcast_buffers": False}
+    if shared:
+        ignored = [name for each in shared.names for name in (each, f".{each}")]  # of the root's own, DDP asks by both
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ignored)  # type: ignore[no-untyped-call]
     with warnings.catch_warnings():
         # a new name is on its way in torch, but not yet all that the old one means: buffers unsynchronised from the start
         warnings.filterwarnings("ignore", message=".*broadcast_buffers", category=FutureWarning)
@@ -122,20 +141,6 @@ def _watched(
         return stepper.step()
 
     return evolve(stepper, backward=backward, clip=clip, step=step)
-
-
-def average(parameters: list[nn.Parameter], world: World) -> None:
-    """Mean gradients over the ranks, in one collective per dtype; one that no rank has stays None, as DDP leaves it."""
-    trained = [p for p in parameters if p.requires_grad]
-    for dtype in dict.fromkeys(p.dtype for p in trained):
-        own = [p for p in trained if p.dtype == dtype]
-        has = torch.tensor([p.grad is not None for p in own], dtype=dtype, device=world.device)
-        flat = torch.cat([has, *((torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in own)])
-        dist.all_reduce(flat)
-        held = (flat[: len(own)] > 0).tolist()
-        pieces = torch.split(flat[len(own) :] / world.size, [p.numel() for p in own])
-        for p, some, piece in zip(own, held, pieces, strict=True):
-            p.grad = piece.view_as(p).clone() if some else None
 
 
 def _comm_hook(name: str) -> tuple[Any, Callable[..., Any]]:

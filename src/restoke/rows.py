@@ -42,7 +42,8 @@ class Row:
     `processes` is "one" or "many": a row of "many" needs a launcher, even for a world of one process. `needs` are the
     modules that must be installed, `extra` the extra of restoke that installs them. `settings` is the key of its settings
     class; a row from another package gives the class itself as `settings_class`. `rules` find what else it cannot do.
-    `offload`, `tensor`, `compiles` and `optimizers` are what it takes of these axes; `blocks`: it works block by block.
+    `offload`, `tensor`, `compiles` and `optimizers` are what it takes of these axes; `blocks`: it works block by block;
+    `shared`: it takes layers of restoke.nn that ranks share.
     `memory` is the formula of what a rank holds, where there is one.
     `auto` marks the row that `strategy=auto` takes for its kind of `processes`; `bitwise` one whose numbers equal those
     of a hand-written loop (under torch's DDP, for a row of many) to the last bit, `bare` one that runs the very operations of
@@ -64,6 +65,7 @@ class Row:
     offload: tuple[str, ...] = ("none",)
     tensor: bool = False
     blocks: bool = False
+    shared: bool = False
     compiles: tuple[str, ...] = ("none", "blocks", "model")
     optimizers: tuple[str, ...] = ("given", "fused", "foreach")
     memory: Formula | None = None

@@ -38,7 +38,7 @@ def capture(session: Session, extras: Mapping[str, Any]) -> Captured:
     captured.values["extras"] = dict(extras)
     captured.values["rank/rng"] = rng_state(session.world.device)
     if session.windows.done and session.parts.own_grads:
-        _capture_own(session, captured, "gradient", _gradients(session))
+        _capture_gradients(session, captured)
     elif session.windows.done:
         session.parts.reduce_grads()
         layout = session.parts.layout
@@ -120,6 +120,17 @@ def _gradients(session: Session) -> dict[str, Tensor]:
     return {name: p.grad for name, p in session.parts.module.named_parameters() if p.grad is not None}
 
 
+def _capture_gradients(session: Session, captured: Captured) -> None:
+    """Each rank's own; of shards, the mean over the ranks that hold the same ones."""
+    session.parts.average_shards()
+    named, layout = dict(session.parts.module.named_parameters()), session.parts.layout
+    grads = _gradients(session)
+    cut = {name for name in grads if layout.cuts(named[name])}
+    _capture_own(session, captured, "gradient", {name: grad for name, grad in grads.items() if name not in cut})
+    for name in cut:
+        captured.chunks[f"gradient/mean/{name}"] = Chunk(grads[name], *layout.place(named[name]))
+
+
 def _capture_own(session: Session, captured: Captured, kind: str, tensors: dict[str, Tensor]) -> None:
     """Tensors that are each rank's own: within a window its gradients, and what batch norm counted since the last forward."""
     for name, tensor in tensors.items():
@@ -131,7 +142,8 @@ def _restore_buffers(session: Session, saved: Kept) -> None:
     keys = set(saved.keys())
     with torch.no_grad():
         for name, buffer in session.parts.module.named_buffers():
-            if (key := f"buffer/{session.world.rank}/{name}") in keys:
+            key = f"buffer/{session.world.rank}/{name}"
+            if key in keys and not session.parts.layout.cuts(buffer):
                 buffer.copy_(saved.read(key))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
@@ -16,8 +15,10 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.nn.modules.batchnorm import _NormBase
 
+from restoke.averaging import average
 from restoke.blocks import cut_by_size, find_blocks
-from restoke.configs import ClipGradConfig, FSDPConfig
+from restoke.clipping import clip_parts
+from restoke.configs import FSDPConfig
 from restoke.empty import place_shards
 from restoke.errors import SpecError
 from restoke.meshes import mesh
@@ -25,7 +26,6 @@ from restoke.parts import Layout, Parts, Place, Request, Stepper
 from restoke.passes.outputs import own_outputs
 from restoke.passes.tensor_steps import in_agreement, show_plain
 from restoke.precision import dtype
-from restoke.replicas import average
 from restoke.spec import Clip, Precision
 from restoke.state import TorchState
 from restoke.steppers import torch_stepper
@@ -241,7 +241,7 @@ def _settled(stepper: Stepper, scalars: list[nn.Parameter], reshard: Callable[[]
 
     def reduce() -> None:
         if not reduced[0]:
-            average(scalars, world)
+            average(scalars, world.size)
         reduced[0] = True
 
     def clip(how: Clip) -> Tensor | None:
@@ -259,33 +259,14 @@ def _settled(stepper: Stepper, scalars: list[nn.Parameter], reshard: Callable[[]
 
 def clip_shards(parameters: list[nn.Parameter], how: Clip) -> Tensor | None:
     """Clips gradients of which this rank has shards; returns the norm of the whole before, None where values were clipped."""
-    grads = [p.grad for p in parameters if p.grad is not None]
-    local = [LAYOUT.local(grad) for grad in grads]
-    if isinstance(how, ClipGradConfig):
-        torch._foreach_clamp_min_(local, -how.clip_value)
-        torch._foreach_clamp_max_(local, how.clip_value)
-        return None
-    if not grads:
-        return torch.tensor(0.0)
-    counted = [part for grad, part in zip(grads, local, strict=True) if _counts(grad)]
-    total = _norm_over_ranks(counted, how.norm_type, local[0].device)
-    torch._foreach_mul_(local, torch.clamp(how.max_norm / (total + 1e-6), max=1.0))
-    return total
+    return clip_parts(parameters, how, LAYOUT.local, _counts)
 
 
-def _counts(grad: Tensor) -> bool:
+def _counts(p: nn.Parameter) -> bool:
     """Of ranks that hold the same part, one: the first along each axis over which the tensor is not cut."""
+    grad = p.grad
     if not isinstance(grad, DTensor):
         return dist.get_rank() == 0
     at = grad.device_mesh.get_coordinate()
     assert at is not None
     return all(not isinstance(how, Replicate) or index == 0 for how, index in zip(grad.placements, at, strict=True))
-
-
-def _norm_over_ranks(parts: list[Tensor], p: float, device: torch.device) -> Tensor:
-    """Of all ranks' parts together, in one collective whatever the meshes."""
-    own = nn.utils.get_total_norm(parts, p) if parts else torch.zeros((), device=device)
-    largest = math.isinf(p)
-    total = own.float() if largest else own.float() ** p
-    dist.all_reduce(total, dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM)
-    return total if largest else total ** (1 / p)

@@ -45,7 +45,7 @@ class TorchState(State):
     def capture(self) -> Captured:
         with self._opened():
             tensors, aliases, extra = self._model_tensors()
-            mine = [name for name, tensor in tensors.items() if self._rank == 0 or isinstance(tensor, nn.Parameter)]
+            mine = [n for n, t in tensors.items() if self._rank == 0 or isinstance(t, nn.Parameter) or self._layout.cuts(t)]
             captured = Captured({f"model/{name}": self._layout.chunk(tensors[name]) for name in mine})
             captured.values["model"] = {"aliases": aliases, "extra": extra}
             self._optimizer.capture(captured)
@@ -87,7 +87,7 @@ class TorchState(State):
         held = {id(tensor) for tensor in (*self._module.parameters(), *self._module.buffers())}
         own = {name: key for name, key in sources.items() if id(mine[name]) in held}
         for name, key in own.items():
-            check_fits(name, mine[name], saved.shape(key), saved.dtype(key))
+            check_fits(name, mine[name], self._layout.place(mine[name]).shape, saved.shape(key), saved.dtype(key))
         with torch.no_grad():
             for name, key in own.items():
                 self._layout.local(mine[name].detach()).copy_(self._layout.read(saved, key, mine[name]))
@@ -107,10 +107,12 @@ class TorchState(State):
         return {id(p): name.replace(COMPILED, "") for name, p in self._module.named_parameters()}
 
 
-def check_fits(name: str, mine: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    """Raises CheckpointError where a saved tensor cannot become this one. Between float dtypes a copy rounds, and may."""
-    if tuple(mine.shape) != shape:
-        why = f"the model's has shape {tuple(mine.shape)}"
+def check_fits(name: str, mine: Tensor, whole: tuple[int, ...], shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """Raises CheckpointError where a saved tensor cannot become this one, or its part of one of shape `whole`.
+
+    Between float dtypes a copy rounds, and may."""
+    if whole != shape:
+        why = f"the model's has shape {whole}"
         raise CheckpointError.of(f"model/{name}", f"shape {shape}", why, "build the model as it was saved")
     if mine.dtype != dtype and not (mine.is_floating_point() and dtype.is_floating_point):
         raise CheckpointError.of(f"model/{name}", str(dtype), f"the model's is {mine.dtype}", "build the model as it was saved")

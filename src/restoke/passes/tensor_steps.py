@@ -15,6 +15,7 @@ from restoke.errors import SpecError
 from restoke.meshes import mesh
 from restoke.parts import Stepper
 from restoke.passes.tensor_plan import AXIS, find_layers
+from restoke.precision import spread_overflow
 from restoke.spec import Clip, Spec
 from restoke.world import World
 
@@ -51,7 +52,8 @@ def in_agreement(stepper: Stepper, model: nn.Module, world: World) -> Stepper:
             return
         settled[0] = True
         if stepper.scaler is not None:
-            _spread_overflow([p.grad for _, p in named if p.grad is not None])
+            grads = [_part(p.grad) for _, p in named if p.grad is not None]
+            spread_overflow(grads, grads, world.device)
         checked[0] = checked[0] or _check_alike(named, layers, world)
 
     def clip(how: Clip) -> Tensor | None:
@@ -68,17 +70,6 @@ def in_agreement(stepper: Stepper, model: nn.Module, world: World) -> Stepper:
 
 def _part(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
-def _spread_overflow(grads: list[Tensor]) -> None:
-    """torch asks those ranks alone whether they overflowed over which the first gradient is cut: it is made to, on all."""
-    if not grads:
-        return
-    first = _part(grads[0])
-    norms = torch._foreach_norm([_part(grad) for grad in grads], float("inf"))
-    overflow = (~torch.isfinite(torch.stack(list(norms)))).any().float()
-    dist.all_reduce(overflow, dist.ReduceOp.MAX)
-    first.add_(torch.where(overflow > 0, float("inf"), 0.0))
 
 
 def _check_alike(named: Sequence[tuple[str, Tensor]], layers: Collection[str], world: World) -> bool:

@@ -12,5 +12,5 @@ def prepare(request: Request) -> Parts:
     return replicate(
         request,
         lambda model: request.optimizer.build(model.named_parameters()),
-        lambda model, optimizer: TorchState(model, optimizer, request.world.rank),
+        lambda model, optimizer, shared: TorchState(model, optimizer, request.world.rank, shared.layout),
     )

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from restoke.configs import DDPConfig
 from restoke.errors import SpecError
+from restoke.nn.trained import Shared
 from restoke.optim import OptimizerSpec
 from restoke.parts import WHOLE, Parts, Place, Request
 from restoke.replicas import replicate
@@ -37,25 +38,28 @@ def prepare(request: Request) -> Parts:
     return replicate(
         request,
         lambda model: request.optimizer.build(model.named_parameters()),
-        lambda model, optimizer: _state(model, optimizer, request),
+        lambda model, optimizer, shared: _state(model, optimizer, request, shared),
     )
 
 
-def _state(model: nn.Module, optimizer: Optimizer, request: Request) -> TorchState:
+def _state(model: nn.Module, optimizer: Optimizer, request: Request, shared: Shared) -> TorchState:
     bucket = request.spec.setting(DDPConfig).bucket_cap_mb << 20
-    shards = Shards(model, optimizer, request.world, bucket)
+    shards = Shards(model, optimizer, request.world, bucket, shared)
     layout = evolve(WHOLE, place=shards.place)
-    return TorchState(model, optimizer, request.world.rank, held=shards.names, shards=layout, opened=shards.opened)
+    rank = request.world.rank
+    return TorchState(model, optimizer, rank, shared.layout, held=shards.names, shards=layout, opened=shards.opened)
 
 
 @final
 class Shards:
     """This rank's rows of each parameter, views of it, that the optimizer is shown while it steps.
 
-    At all other times it has the whole parameters, so that schedulers, scalers and clipping see what they know.
+    At all other times it has the whole parameters, so that schedulers, scalers and clipping see what they know. What is a
+    shard already, of a layer that ranks share, is stepped as it is.
     """
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer, world: World, bucket: int) -> None:
+    def __init__(self, model: nn.Module, optimizer: Optimizer, world: World, bucket: int, shared: Shared) -> None:
+        self._shared = shared
         self._model, self._optimizer, self._world, self._bucket = model, optimizer, world, bucket
         self._shard: dict[nn.Parameter, nn.Parameter] = {}
         self._whole: dict[int, nn.Parameter] = {}
@@ -73,6 +77,8 @@ class Shards:
     def place(self, shard: Tensor) -> Place:
         """The shape of a shard's parameter, and its first row in it."""
         whole = self._whole[id(shard)]
+        if whole in self._shared:
+            return self._shared.layout.place(whole)
         return Place(tuple(whole.shape), (self._rows(whole)[0], *(0 for _ in whole.shape[1:])) if whole.ndim else ())
 
     def names(self) -> dict[int, str]:
@@ -102,9 +108,14 @@ class Shards:
 
     def _shard_of(self, p: nn.Parameter) -> nn.Parameter:
         if p not in self._shard:
-            shard = nn.Parameter(self._cut(p.detach(), p), requires_grad=p.requires_grad)
+            own = p in self._shared
+            shard = p if own else nn.Parameter(self._cut(p.detach(), p), requires_grad=p.requires_grad)
             self._shard[p], self._whole[id(shard)] = shard, p
         return self._shard[p]
+
+    def _rows_of(self) -> list[tuple[nn.Parameter, nn.Parameter]]:
+        """Each parameter that is cut here, and its rows."""
+        return [(p, shard) for p, shard in self._shard.items() if shard is not p]
 
     def _show(self) -> None:
         self._depth += 1
@@ -119,7 +130,7 @@ class Shards:
                 group["params"] = [self._whole[id(shard)] for shard in group["params"]]
 
     def _before_step(self) -> None:
-        for p, shard in self._shard.items():
+        for p, shard in self._rows_of():
             shard.grad = None if p.grad is None else self._cut(p.grad, p)
         self._show()
 
@@ -127,7 +138,7 @@ class Shards:
     def _after_step(self) -> None:
         self._hide()
         stepped = []
-        for p, shard in self._shard.items():
+        for p, shard in self._rows_of():
             if shard.grad is not None and p.ndim:
                 stepped.append(p)
             shard.grad = None

@@ -1,0 +1,227 @@
+"""Layers that ranks share, trained in sessions: as one process trains the whole, and saved for any other world."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from restoke import OptimizerSpec, Session
+from restoke.configs import AMPConfig
+from restoke.distributed import Group, Shard, copy, gather, gather_rows, group_of
+from restoke.errors import SpecError
+from restoke.nn import register_shard
+from restoke.table import rows
+from restoke.testing.training import trained
+from restoke.whole import gather_whole
+from tests import ranks
+
+STEPS, ROWS_EACH, FEATURES, CLASSES = 8, 12, 6, 10
+SGD = OptimizerSpec(torch.optim.SGD, {"lr": 0.2, "momentum": 0.9})
+ADAM = OptimizerSpec(torch.optim.AdamW, {"lr": 0.05})
+SHARING = [name for name, row in rows().items() if row.usable() and row.shared]
+every_row = pytest.mark.parametrize("strategy", SHARING)
+
+
+class Head(nn.Module):
+    """A linear layer whose rows are cut, written as a user would."""
+
+    def __init__(self, group: Group, classes: int) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(5)
+        self.shard = Shard(group, 0, classes)
+        self.weight = nn.Parameter(self.shard.of(torch.randn(classes, 5, generator=generator)).clone())
+        self.bias = nn.Parameter(self.shard.of(torch.randn(classes, generator=generator)).clone())
+        register_shard(self, "weight", self.shard)
+        register_shard(self, "bias", self.shard)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return gather(F.linear(copy(x, self.shard.group), self.weight, self.bias), -1, self.shard.group, self.shard.size)
+
+
+class Model(nn.Module):
+    def __init__(self, group: Group, together: bool, classes: int = CLASSES) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(3)
+        self.group, self.together = group, together
+        self.trunk = nn.Linear(FEATURES, 5)
+        with torch.no_grad():
+            for p in self.trunk.parameters():
+                p.copy_(torch.randn(p.shape, generator=generator))
+        self.head = Head(group, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        features = torch.tanh(self.trunk(x))
+        return self.head(gather_rows(features, self.group) if self.together else features)
+
+
+def batches(classes: int = CLASSES) -> list[tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(1)
+    shape = (ROWS_EACH, FEATURES)
+    return [
+        (torch.randn(shape, generator=generator), torch.randint(classes, (ROWS_EACH,), generator=generator))
+        for _ in range(STEPS)
+    ]
+
+
+def alone(clip: float | None = None, accumulate: int = 1) -> dict[str, Any]:
+    """One process, the whole layer, the whole batch."""
+    model = Model(group_of(1), together=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
+    for i, (x, y) in enumerate(batches()):
+        (F.cross_entropy(model(x), y) / accumulate).backward()
+        if (i + 1) % accumulate == 0:
+            if clip is not None:
+                nn.utils.clip_grad_norm_(model.parameters(), clip)
+            optimizer.step()
+            optimizer.zero_grad()
+    return {name: value.double().numpy() for name, value in model.state_dict().items()}
+
+
+def share_of(x: Tensor, session: Session, group: Group, together: bool) -> Tensor:
+    """Each rank its rows; or each group its rows, alike on its ranks."""
+    world = session.world
+    if together:
+        return x[world.rank * ROWS_EACH // world.size : (world.rank + 1) * ROWS_EACH // world.size]
+    index, groups = world.rank // group.size, world.size // group.size
+    return x[index * ROWS_EACH // groups : (index + 1) * ROWS_EACH // groups]
+
+
+def loss_of(session: Session, group: Group, together: bool, x: Tensor, y: Tensor) -> Tensor:
+    own_x, own_y = (share_of(each, session, group, together) for each in (x, y))
+    targets = gather_rows(own_y, group) if together else own_y
+    return F.cross_entropy(session.forward(own_x), targets)
+
+
+def in_session(strategy: str, size: int | None, together: bool, **axes: Any) -> dict[str, Any]:
+    session = Session(strategy=strategy, device="cpu", **axes)
+    group = group_of(size)
+    session.prepare(Model(group, together), SGD)
+    for x, y in batches():
+        session.backward(loss_of(session, group, together, x, y))
+        session.step()
+    return trained(session)
+
+
+def assert_same(found: dict[str, Any], wanted: dict[str, Any]) -> None:
+    assert found.keys() == wanted.keys()
+    for name, value in wanted.items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+@every_row
+@pytest.mark.parametrize("clip", [None, 0.3])
+@pytest.mark.parametrize(("n", "size", "together"), [(2, 2, True), (4, 2, True), (4, 2, False), (3, 3, True)])
+def test_training_equals_one_process_with_the_whole_layer(
+    strategy: str, clip: float | None, n: int, size: int, together: bool
+) -> None:
+    axes = {} if clip is None else {"clip": clip}
+    found = ranks.run(n, _with_axes, strategy, size, together, axes)[0]
+    assert_same(found, alone(clip))
+
+
+def _with_axes(strategy: str, size: int, together: bool, axes: dict[str, Any]) -> dict[str, Any]:
+    return in_session(strategy, size, together, **axes)
+
+
+@every_row
+@pytest.mark.parametrize(("n", "size"), [(2, 2), (4, 2)])
+def test_windows_of_micro_batches_end_as_one_process_ends_them(strategy: str, n: int, size: int) -> None:
+    found = ranks.run(n, _with_axes, strategy, size, True, {"accumulate": 4})[0]
+    assert_same(found, alone(accumulate=4))
+
+
+def overflowing(strategy: str) -> list[Any]:
+    """One rank's shard overflows in the second step: all skip it, and the scale falls on all."""
+    session = Session(strategy=strategy, device="cpu", precision="fp16", settings=[AMPConfig(init_scale=2.0**10)])
+    group = group_of()
+    model = Model(group, together=True)
+    session.prepare(model, SGD)
+    skipped = []
+    for i, (x, y) in enumerate(batches()[:3]):
+        session.backward(loss_of(session, group, True, x, y))
+        if i == 1 and session.world.rank == 1:
+            assert model.head.weight.grad is not None
+            model.head.weight.grad[0, 0] = float("inf")
+        step = session.step()
+        assert step is not None
+        skipped.append(step.skipped)
+    assert session.scaler is not None
+    return [
+        skipped,
+        session.scaler.torch.get_scale(),
+        session.steps,
+        {n: p.tolist() for n, p in model.trunk.named_parameters()},
+    ]
+
+
+@every_row
+def test_an_overflow_in_one_ranks_shard_makes_all_skip(strategy: str) -> None:
+    first, second = ranks.run(2, overflowing, strategy)
+    assert first == second
+    assert first[:3] == [[False, True, False], 2.0**9, 2]
+
+
+def saving(strategy: str, folder: str, steps: int, accumulate: int) -> dict[str, Any]:
+    session, group = started(strategy, accumulate)
+    for x, y in batches()[:steps]:
+        session.backward(loss_of(session, group, True, x, y))
+        session.step()
+    session.save(folder)
+    return going_on(session, group, steps)
+
+
+def started(strategy: str, accumulate: int) -> tuple[Session, Group]:
+    session = Session(strategy=strategy, device="cpu", accumulate=accumulate, ema=0.9)
+    group = group_of(session.world.size)
+    session.prepare(Model(group, together=True), ADAM)
+    return session, group
+
+
+def going_on(session: Session, group: Group, steps: int) -> dict[str, Any]:
+    for x, y in batches()[steps:]:
+        session.backward(loss_of(session, group, True, x, y))
+        session.step()
+    found = trained(session)
+    with session.averaged():
+        return found | {f"ema/{name}": value.numpy() for name, value in _whole(session).items()}
+
+
+def _whole(session: Session) -> dict[str, Tensor]:
+    return gather_whole(session.parts.state.capture(), session.world)
+
+
+def loading(strategy: str, folder: str, steps: int, accumulate: int) -> dict[str, Any]:
+    session, group = started(strategy, accumulate)
+    with torch.no_grad():
+        for p in session.parts.module.parameters():
+            p.zero_()
+    session.load(folder)
+    return going_on(session, group, steps)
+
+
+@every_row
+@pytest.mark.parametrize(("accumulate", "steps"), [(1, 4), (4, 2)])
+def test_any_world_goes_on_from_what_four_ranks_saved(strategy: str, accumulate: int, steps: int, tmp_path: Path) -> None:
+    wanted = ranks.run(4, saving, strategy, str(tmp_path), steps, accumulate)[0]
+    for n in (4, 3, 2):
+        assert_same(ranks.run(n, loading, strategy, str(tmp_path), steps, accumulate)[0], wanted)
+    assert_same(ranks.run(1, loading, "single", str(tmp_path), steps, accumulate)[0], wanted)
+
+
+def refused() -> str:
+    name = next(name for name, row in rows().items() if row.usable() and not row.shared and row.processes == "many")
+    session = Session(strategy=name, device="cpu")
+    with pytest.raises(SpecError, match="a shard over 2 ranks") as error:
+        session.prepare(Model(group_of(), together=True), SGD)
+    return str(error.value)
+
+
+@pytest.mark.skipif(all(r.shared for r in rows().values() if r.usable() and r.processes == "many"), reason="all take them")
+def test_a_strategy_that_would_take_shards_for_copies_refuses_them() -> None:
+    assert len(set(ranks.run(2, refused))) == 1
