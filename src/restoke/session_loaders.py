@@ -26,8 +26,13 @@ class Loaders:
         from restoke.data import make_loader  # only scripts that make loaders wait for it
 
         session = self._session
-        loader = make_loader(dataset, world=session.world, seed=session.spec.seed, **options)
-        loader.watch(session.windows)
+        return self.add(make_loader(dataset, world=session.world, seed=session.spec.seed, **options))
+
+    def add(self, loader: Loader) -> Loader:
+        """Watch a loader for the end of its epoch, and save its position; twice is once."""
+        if any(reference() is loader for reference in self._made):
+            return loader
+        loader.watch(self._session.windows)
         if (state := self._awaiting.pop(len(self._made), None)) is not None:
             loader.load_state_dict(state)
         self._made.append(weakref.ref(loader))

@@ -1,8 +1,30 @@
 """Data: each data rank's share of any dataset, batch by batch, on its device, resumable anywhere."""
 
+from restoke.data.agreement import synchronize_rng
+from restoke.data.batch_share import BatchShare
 from restoke.data.bucketed import BucketedDistributedSampler
-from restoke.data.loader import Loader, Watcher, make_loader
+from restoke.data.dealing import Dealing
+from restoke.data.loader import Loader
+from restoke.data.make import make_loader, take_loader
 from restoke.data.place import place
+from restoke.data.protocols import Watcher
+from restoke.data.seedable import SeedableRandomSampler
 from restoke.data.shard import ShardedBatchSampler, ShardedSampler
+from restoke.data.skip import Skipped, skip_first_batches
 
-__all__ = ["BucketedDistributedSampler", "Loader", "ShardedBatchSampler", "ShardedSampler", "Watcher", "make_loader", "place"]
+__all__ = [
+    "BatchShare",
+    "BucketedDistributedSampler",
+    "Dealing",
+    "Loader",
+    "SeedableRandomSampler",
+    "ShardedBatchSampler",
+    "ShardedSampler",
+    "Skipped",
+    "Watcher",
+    "make_loader",
+    "place",
+    "skip_first_batches",
+    "synchronize_rng",
+    "take_loader",
+]

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any, TypeVar, final
 
-from attrs import frozen
+from attrs import Factory, frozen
 
 from restoke.data.randomness import Seeds, Sown, isolated, mix
+from restoke.data.rounds import Tally
 
 T = TypeVar("T")
+Dealt = Callable[[], Iterator[tuple[Any, Tally | None]]]
 
 
 @frozen
@@ -21,6 +24,7 @@ class Aim:
     number: int  # batches that were yielded before
     seeds: Seeds
     worker_seed: int
+    tallies: deque[Tally | None] = Factory(deque)  # of the batches that were asked for and not given out yet
 
 
 def look_ahead(items: Iterable[T]) -> Iterator[tuple[T, bool]]:
@@ -45,13 +49,13 @@ def look_ahead(items: Iterable[T]) -> Iterator[tuple[T, bool]]:
 
 @final
 class Feed:
-    """Yields `indices`, a batch of them or one at a time, without the first `skip` that it was aimed behind.
+    """Yields what `dealt` gives, a batch of indices or one at a time, without the first `skip` that it was aimed behind.
 
     `unseen`: they are drawn from the process's own generators. `sown`: they go to workers, which they seed.
     """
 
-    def __init__(self, indices: Any, *, unseen: bool, sown: bool) -> None:
-        self._indices, self._unseen, self._sown = indices, unseen, sown
+    def __init__(self, indices: Any, dealt: Dealt, *, unseen: bool, sown: bool) -> None:
+        self._indices, self._dealt, self._unseen, self._sown = indices, dealt, unseen, sown
         self._aim, self._skip = Aim(0, 0, Seeds(0, 0), 0), 0
         self.exhausted = False  # whether what was yielded last is the last
 
@@ -66,7 +70,8 @@ class Feed:
         return self._from(self._aim, self._skip)
 
     def _from(self, aim: Aim, skip: int) -> Iterator[Any]:
-        drawn = isolated(self._indices, aim.seeds.order) if self._unseen else self._indices
-        for number, (index, last) in enumerate(look_ahead(islice(drawn, skip, None)), aim.number):
+        drawn = isolated(self._dealt, aim.seeds.order) if self._unseen else self._dealt()
+        for number, ((index, tally), last) in enumerate(look_ahead(islice(drawn, skip, None)), aim.number):
             self.exhausted = last
+            aim.tallies.append(tally)
             yield Sown(index, mix(aim.worker_seed, number)) if self._sown else index

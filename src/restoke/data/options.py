@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sized
+from functools import partial
 from typing import Any
 
 import torch
 from attrs import frozen
 from torch.utils.data import IterableDataset, IterDataPipe
 
+from restoke.data.agreement import Agreement
+from restoke.data.dealing import Dealing
+from restoke.data.place import place
 from restoke.data.protocols import is_rank_aware
+from restoke.data.randomness import Dice
 from restoke.errors import DataError, Problem
 from restoke.world import World
 
@@ -19,7 +24,7 @@ PINNED = ("cuda", "xpu")
 
 @frozen(eq=False)
 class Options:
-    """The parameters of torch's DataLoader under the same names, and the seed."""
+    """The parameters of torch's DataLoader under the same names, the seed, and the rules by which whole batches are dealt."""
 
     dataset: Any
     batch_size: int | None
@@ -37,6 +42,7 @@ class Options:
     prefetch_factor: int | None
     persistent_workers: bool
     seed: int | None
+    dealing: Dealing | None = None
 
     @property
     def streams(self) -> bool:
@@ -48,6 +54,23 @@ class Options:
         pin = world.device.type in PINNED and self.pin_memory is not False
         names = ("num_workers", "collate_fn", "timeout", "worker_init_fn", "multiprocessing_context", "persistent_workers")
         return {name: getattr(self, name) for name in (*names, "prefetch_factor")} | {"pin_memory": pin}
+
+    def place(self, world: World) -> Callable[[Any], Any]:
+        """What moves a batch to the rank's device."""
+        dealing = self.dealing or Dealing()
+        if not dealing.device_placement:
+            return lambda batch: batch
+        pinned = world.device.type in PINNED
+        non_blocking = pinned if dealing.non_blocking is None else dealing.non_blocking
+        return partial(place, device=world.device, non_blocking=non_blocking)
+
+    def dice(self, world: World) -> Dice:
+        """What chooses the random numbers of an epoch."""
+        if self.dealing is None:
+            shared = self.streams and not rank_aware_stream(self.dataset, world)
+            return Dice(self.seed, world.data_size, None if shared else world.data_rank, self.generator)
+        agree = Agreement(world, self.dealing.rng_types, always=self.streams) if world.size > 1 else None
+        return Dice(self.seed, 1, world.data_rank, self.generator, agree)
 
 
 def check(options: Options, world: World) -> None:

@@ -26,6 +26,11 @@ class Position:
     generators: list[torch.Tensor] = Factory(list)
     samplers: list[Any] = Factory(list)
 
+    def skip(self, batches: int, stride: int) -> None:
+        """Leave out so many batches of this rank, and those of the others in the same steps."""
+        self.start += batches * stride
+        self.number += batches
+
     def saved(self, unit: str, stride: int, samples: int | None) -> dict[str, Any]:
         """As plain values and tensors; `samples` is the length of the dataset."""
         return {

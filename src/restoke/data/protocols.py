@@ -31,6 +31,13 @@ class Generated(Protocol):
 
 
 @runtime_checkable
+class Seeded(Protocol):
+    """Its order depends on this seed, and the epoch."""
+
+    initial_seed: int
+
+
+@runtime_checkable
 class RankAware(Protocol):
     """It gives one data rank's share by itself."""
 
@@ -51,6 +58,19 @@ class Counting(Stateful, Protocol):
     """It keeps its own position, which whoever consumes its batches counts."""
 
     def advance(self, batches: int, /) -> None: ...
+
+
+class Watcher(Protocol):
+    """Who is told what a loader does."""
+
+    def begin(self, loader: Any, /) -> None:
+        """An iteration starts."""
+
+    def batch(self, loader: Any, remaining: int | None, last: bool, /) -> None:
+        """A batch is given out; `remaining` counts it and those after it, and is None where that is unknown."""
+
+    def end(self, loader: Any, /) -> None:
+        """The iteration is over, or was left."""
 
 
 def nested(sampler: object) -> Iterator[Any]:

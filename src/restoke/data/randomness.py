@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, TypeVar, final
 
@@ -12,7 +12,7 @@ import torch
 import xxhash
 from attrs import frozen
 
-from restoke.data.protocols import Generated, takes_generator
+from restoke.data.protocols import Generated, Seeded, takes_generator
 
 T = TypeVar("T")
 
@@ -35,33 +35,45 @@ class Seeds:
     workers: int
 
 
+Agree = Callable[[Seeds, Sequence[torch.Generator], Sequence[Seeded], bool], Seeds]
+
+
 @final
 class Dice:
     """Chooses the seeds of each epoch, and hands them to the generators of the samplers and of torch's DataLoader.
 
     With a seed, or with several data ranks, the order depends on the seed (0 where there is none) and the epoch alone. Else
     it is drawn from torch's generator exactly as bare torch would. A generator that the user gave is left alone, except in a
-    sampler whose order must be alike on several data ranks. `rank` is None where all ranks load the same.
+    sampler whose order must be alike on several data ranks. `rank` is None where all ranks load the same. `agree` makes what
+    one process chooses that of all, so that `ranks` is 1.
     """
 
-    def __init__(self, seed: int | None, ranks: int, rank: int | None, given: torch.Generator | None) -> None:
-        self._seed, self._many, self._rank, self._given = seed, ranks > 1, rank, given
+    def __init__(
+        self, seed: int | None, ranks: int, rank: int | None, given: torch.Generator | None, agree: Agree | None = None
+    ) -> None:
+        self._seed, self._many, self._rank, self._given, self._agree = seed, ranks > 1, rank, given, agree
         self.generator = torch.Generator() if given is None else given  # torch's DataLoader draws from it
         self.given = [] if given is None else [given]  # the user's own, which go on from epoch to epoch
         self._drawing: list[Generated] = []
+        self._seeded: list[Seeded] = []
         self._draws = False
         self._found: list[torch.Generator | None] = []
 
     def serve(self, samplers: list[Any], draws: bool) -> None:
         """Take on these samplers; `draws` says that the order's seed is needed anyway."""
         drawing = [item for item in samplers if takes_generator(item)]
+        self._seeded = [item for item in samplers if isinstance(item, Seeded)]
         self._drawing = [item for item in drawing if self._many or item.generator is None]
         own = [item.generator for item in drawing if item.generator is not None] if not self._many else []
         self.given += [item for item in {id(item): item for item in own}.values() if item is not self._given]
         self._draws = draws or bool(self._drawing)
 
     def roll(self, epoch: int) -> Seeds:
-        """The seeds of a new epoch."""
+        """The seeds of a new epoch. All ranks call this where they agree."""
+        seeds = self._roll(epoch)
+        return seeds if self._agree is None else self._agree(seeds, self.given, self._seeded, self._draws)
+
+    def _roll(self, epoch: int) -> Seeds:
         workers = self._roll_workers(epoch)
         if self._seed is not None or self._many:
             return Seeds((self._seed or 0) + epoch, workers)
@@ -115,11 +127,11 @@ class Streams:
         self._python, self._numpy, self._torch = outer
 
 
-def isolated(items: Iterable[T], seed: int) -> Iterator[T]:
-    """The items, made with generators of their own."""
+def isolated(begin: Callable[[], Iterator[T]], seed: int) -> Iterator[T]:
+    """What `begin` yields, made with generators of their own."""
     streams = Streams(seed)
     with streams:
-        source = iter(items)
+        source = begin()
     while True:
         with streams:
             try:

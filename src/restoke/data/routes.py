@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import repeat
 from typing import Any
 
-from attrs import frozen
+from attrs import evolve, frozen
 from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, SequentialSampler
 
+from restoke.data.batch_share import BatchShare
 from restoke.data.bucketed import BucketedDistributedSampler
+from restoke.data.dealing import Dealing, check_cut
 from restoke.data.options import Options
 from restoke.data.protocols import Counting, is_rank_aware, nested
+from restoke.data.rounds import Tally
+from restoke.data.seedable import seedable
 from restoke.data.shard import ShardedBatchSampler, ShardedSampler, share
 from restoke.errors import DataError
 from restoke.world import World
@@ -29,6 +34,11 @@ class Route:
     left: Callable[[int], int]  # this rank's batches from a position on; raises TypeError where that is unknown
     begin: Callable[[int], int]  # lets the next iteration begin there; returns how many batches it must skip itself
     counting: tuple[Counting, ...] = ()  # samplers that count their own position, in batches
+    share: BatchShare | None = None  # what deals whole batches
+
+    def dealt(self) -> Iterator[tuple[Any, Tally | None]]:
+        """The indices, each batch with the count of its step where that is known."""
+        return zip(self.indices, repeat(None), strict=False) if self.share is None else self.share.dealt()
 
 
 def route(options: Options, world: World) -> Route:
@@ -37,7 +47,60 @@ def route(options: Options, world: World) -> Route:
     Raises:
         DataError: a sampler contradicts the world, or the batch size.
     """
+    if options.dealing is not None:
+        return _by_dealing(options, options.dealing, world)
     return _by_samples(options, world) if options.batch_sampler is None else _by_batches(options.batch_sampler, world)
+
+
+def _by_dealing(options: Options, rules: Dealing, world: World) -> Route:
+    given = _given_batches(options, world)
+    if given is None:
+        return _by_samples(_own_part(options, rules, world), world)
+    if is_rank_aware("batch_sampler", given, world):
+        if rules.split_batches:
+            why = "its batches are this rank's already, and are not cut"
+            raise DataError.of("split_batches", True, why, "split_batches=False, or a batch sampler of all ranks' batches")
+        return _by_batches(given, world)
+    batches = seedable(given, rules.data_seed) if rules.use_seedable_sampler else given
+    share = BatchShare(
+        batches,
+        num_replicas=world.data_size,
+        rank=world.data_rank,
+        split_batches=rules.split_batches,
+        even_batches=rules.even_batches,
+    )
+    shown = batches if world.data_size == 1 else share
+    unit = "samples" if share.counts_samples else "batches"
+
+    def begin(start: int) -> int:
+        share.begin_at(start)
+        return 0
+
+    inner = getattr(batches, "sampler", None)
+    return Route(share, inner, shown, unit, share.stride, share.left, begin, share=share)
+
+
+def _given_batches(options: Options, world: World) -> Any:
+    """The batches of all ranks; None where a sampler is this rank's own, or samples come one by one."""
+    if options.batch_sampler is not None:
+        return options.batch_sampler
+    if options.batch_size is None:
+        return options.sampler if isinstance(options.sampler, BatchSampler) else None
+    sampler = _default(options, world) if options.sampler is None else options.sampler
+    if is_rank_aware("sampler", sampler, world):
+        return None
+    return BatchSampler(sampler, options.batch_size, options.drop_last)
+
+
+def _own_part(options: Options, rules: Dealing, world: World) -> Options:
+    """The options as for this rank alone."""
+    if options.batch_size is None and not rules.even_batches:
+        why = "samples that come one by one are dealt evenly"
+        raise DataError.of("even_batches", False, why, "a batch_size, or even_batches=True")
+    if not rules.split_batches:
+        return options
+    check_cut(options.batch_size, world.data_size)
+    return evolve(options, batch_size=(options.batch_size or 1) // world.data_size)
 
 
 def _by_batches(given: Any, world: World) -> Route:
@@ -90,7 +153,8 @@ def _sharded(options: Options, world: World) -> tuple[ShardedSampler, Any]:
 def _default(options: Options, world: World) -> Any:
     if not options.shuffle or len(options.dataset) == 0:
         return SequentialSampler(options.dataset)
-    return RandomSampler(options.dataset, generator=options.generator if world.data_size == 1 else None)
+    own = world.data_size == 1 or options.dealing is not None
+    return RandomSampler(options.dataset, generator=options.generator if own else None)
 
 
 def _as_it_is(indices: Any, sampler: Any, batch_sampler: Any, world: World) -> Route:

@@ -104,7 +104,7 @@ class ShardedSampler(Sampler[Any]):
     def left(self, start: int) -> int:
         """This rank's entries from place `start` of the global order on. Raises TypeError if the sampler has no length."""
         total = self.sampler.dataset if type(self.sampler) is DistributedSampler else self.sampler
-        return share(_length(total), self.num_replicas, drop_last=self.drop_last, start=start)
+        return share(length_of(total), self.num_replicas, drop_last=self.drop_last, start=start)
 
     def begin_at(self, start: int) -> None:
         """The next iteration leaves out the first `start` entries of the global order."""
@@ -113,7 +113,7 @@ class ShardedSampler(Sampler[Any]):
     def set_epoch(self, epoch: int) -> None:
         """Tell the samplers inside."""
         self.epoch = epoch
-        _tell(self.sampler, epoch)
+        tell_epoch(self.sampler, epoch)
 
 
 @final
@@ -137,7 +137,7 @@ class ShardedBatchSampler(Sampler[Any]):
 
     def left(self, start: int) -> int:
         """This rank's batches from place `start` of the global order on. Raises TypeError if their number is unknown."""
-        return share(_length(self.batch_sampler), self.num_replicas, drop_last=self.drop_last, start=start)
+        return share(length_of(self.batch_sampler), self.num_replicas, drop_last=self.drop_last, start=start)
 
     def begin_at(self, start: int) -> None:
         """The next iteration leaves out the first `start` batches of the global order."""
@@ -146,16 +146,18 @@ class ShardedBatchSampler(Sampler[Any]):
     def set_epoch(self, epoch: int) -> None:
         """Tell the samplers inside."""
         self.epoch = epoch
-        _tell(self.batch_sampler, epoch)
+        tell_epoch(self.batch_sampler, epoch)
 
 
-def _length(sampler: object) -> int:
+def length_of(sampler: object) -> int:
+    """How many entries it yields. Raises TypeError where that is unknown."""
     if not isinstance(sampler, Sized):
         raise TypeError(f"{type(sampler).__name__} has no length")
     return len(sampler)
 
 
-def _tell(sampler: object, epoch: int) -> None:
+def tell_epoch(sampler: object, epoch: int) -> None:
+    """Tell it and the samplers inside it."""
     for item in nested(sampler):
         if isinstance(item, Epochal):
             item.set_epoch(epoch)

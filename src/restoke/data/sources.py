@@ -13,11 +13,13 @@ from restoke.data.feed import Aim, Feed, look_ahead
 from restoke.data.options import Options, rank_aware_stream
 from restoke.data.protocols import Counting, draws_unseen, nested
 from restoke.data.randomness import isolated
+from restoke.data.rounds import Tally
 from restoke.data.routes import route
 from restoke.data.shard import deal_stream, share
 from restoke.world import World
 
 Place = Callable[[Any], Any]
+Given = tuple[Any, bool, Tally | None]
 
 
 class Source(Protocol):
@@ -61,8 +63,13 @@ class Source(Protocol):
     def left(self, start: int) -> int | None:
         """This rank's batches from a position on; None where only the end will tell."""
 
-    def open(self, aim: Aim, place: Place) -> Iterator[tuple[Any, bool]]:
-        """Placed batches, and whether each is the last."""
+    def open(self, aim: Aim, place: Place) -> Iterator[Given]:
+        """Placed batches, whether each is the last, and the count of its step where that is known."""
+
+
+def make_source(options: Options, world: World, generator: torch.Generator) -> Source:
+    """What gives the batches that the options ask for. Raises DataError: they contradict the world."""
+    return (StreamSource if options.streams else MapSource)(options, world, generator)
 
 
 @final
@@ -80,7 +87,8 @@ class MapSource:
         self.sampler, self.batch_sampler = way.sampler, way.batch_sampler
         self.unit, self.stride, self.counting = way.unit, way.stride, way.counting
         self.draws = draws_unseen(way.indices)
-        self._feed = Feed(way.indices, unseen=self.draws, sown=options.num_workers > 0 and options.worker_init_fn is None)
+        sown = options.num_workers > 0 and options.worker_init_fn is None
+        self._feed = Feed(way.indices, way.dealt, unseen=self.draws, sown=sown)
         single = options.batch_sampler is None and options.batch_size is None
         order: dict[str, Any] = {"sampler": self._feed, "batch_size": None} if single else {"batch_sampler": self._feed}
         self.torch: DataLoader[Any] = DataLoader(options.dataset, **order, **options.for_torch(world), generator=generator)
@@ -94,12 +102,12 @@ class MapSource:
         except TypeError:
             return None
 
-    def open(self, aim: Aim, place: Place) -> Iterator[tuple[Any, bool]]:
+    def open(self, aim: Aim, place: Place) -> Iterator[Given]:
         self._feed.aim(aim, self._route.begin(aim.start))
         batches = map(place, iter(self.torch))
         if self.torch.num_workers > 0:
-            return look_ahead(batches)
-        return ((batch, self._feed.exhausted) for batch in batches)
+            return ((batch, last, aim.tallies.popleft()) for batch, last in look_ahead(batches))
+        return ((batch, self._feed.exhausted, aim.tallies.popleft()) for batch in batches)
 
 
 @final
@@ -131,7 +139,7 @@ class StreamSource:
     def left(self, start: int) -> int | None:
         return None
 
-    def open(self, aim: Aim, place: Place) -> Iterator[tuple[Any, bool]]:
-        batches = isolated(self.torch, aim.worker_seed) if self.torch.num_workers == 0 else iter(self.torch)
+    def open(self, aim: Aim, place: Place) -> Iterator[Given]:
+        batches = isolated(lambda: iter(self.torch), aim.worker_seed) if self.torch.num_workers == 0 else iter(self.torch)
         own = deal_stream(islice(batches, aim.start, None), self._ranks, self._rank, drop_last=self._drop_last)
-        return look_ahead(map(place, own))
+        return ((batch, last, None) for batch, last in look_ahead(map(place, own)))
