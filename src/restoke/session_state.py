@@ -41,8 +41,8 @@ def capture(session: Session, extras: Mapping[str, Any]) -> Captured:
         _capture_gradients(session, captured)
     elif session.windows.done:
         session.parts.reduce_grads()
-        layout = session.parts.layout
-        captured.chunks.update({f"gradient/mean/{name}": layout.chunk(grad) for name, grad in _gradients(session).items()})
+        session.parts.average_shards()
+        _capture_mean(session, captured, _gradients(session))
     if session.windows.done or session.parts.local_buffers:
         _capture_own(session, captured, "buffer", dict(session.parts.module.named_buffers()))
     return captured
@@ -123,12 +123,17 @@ def _gradients(session: Session) -> dict[str, Tensor]:
 def _capture_gradients(session: Session, captured: Captured) -> None:
     """Each rank's own; of shards, the mean over the ranks that hold the same ones."""
     session.parts.average_shards()
+    named, grads = dict(session.parts.module.named_parameters()), _gradients(session)
+    cut = {name: grads.pop(name) for name in list(grads) if session.parts.layout.cuts(named[name])}
+    _capture_own(session, captured, "gradient", grads)
+    _capture_mean(session, captured, cut)
+
+
+def _capture_mean(session: Session, captured: Captured, grads: dict[str, Tensor]) -> None:
+    """Gradients that are laid out as their parameters."""
     named, layout = dict(session.parts.module.named_parameters()), session.parts.layout
-    grads = _gradients(session)
-    cut = {name for name in grads if layout.cuts(named[name])}
-    _capture_own(session, captured, "gradient", {name: grad for name, grad in grads.items() if name not in cut})
-    for name in cut:
-        captured.chunks[f"gradient/mean/{name}"] = Chunk(grads[name], *layout.place(named[name]))
+    for name, grad in grads.items():
+        captured.chunks[f"gradient/mean/{name}"] = Chunk(layout.local(grad.detach()), *layout.place(named[name]))
 
 
 def _capture_own(session: Session, captured: Captured, kind: str, tensors: dict[str, Tensor]) -> None:

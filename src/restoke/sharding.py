@@ -17,11 +17,11 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from restoke.averaging import average
 from restoke.blocks import cut_by_size, find_blocks
-from restoke.clipping import clip_parts
 from restoke.configs import FSDPConfig
 from restoke.empty import place_shards
 from restoke.errors import SpecError
 from restoke.meshes import mesh
+from restoke.nn.trained import Shared
 from restoke.parts import Layout, Parts, Place, Request, Stepper
 from restoke.passes.outputs import own_outputs
 from restoke.passes.tensor_steps import in_agreement, show_plain
@@ -70,12 +70,14 @@ def shard(request: Request, *, whole_after_forward: bool, replicas: int = 1) -> 
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
         request = evolve(request, model=model)
     scalars = _scalars(request)
+    shared = Shared(model)
+    _refuse_low(shared, request)
     grid = mesh(request.world, replicas)["replicate", "shard"] if replicas > 1 else mesh(request.world)["shard"]
     offload = (
         CPUOffloadPolicy(pin_memory=request.world.device.type != "cpu") if request.spec.offload == "cpu" else OffloadPolicy()
     )
     for unit in (*_units(request, config), model):
-        _start_alike(unit, request.world)
+        _start_alike(unit, request.world, shared)
         own_outputs(unit)
         fully_shard(
             unit,
@@ -83,7 +85,7 @@ def shard(request: Request, *, whole_after_forward: bool, replicas: int = 1) -> 
             reshard_after_forward=not whole_after_forward and unit is not model,
             mp_policy=_policy(unit, model, request.precision, config),
             offload_policy=offload,
-            ignored_params=set(scalars),
+            ignored_params={*scalars, *shared.parameters},
         )
     show_plain(model, request.spec)
     place_shards(model, torch.device("cpu") if request.spec.offload == "cpu" else request.world.device)
@@ -93,7 +95,9 @@ def shard(request: Request, *, whole_after_forward: bool, replicas: int = 1) -> 
             why = "this version of torch cannot reduce gradients that only some ranks have"
             raise SpecError.of("FSDPConfig.find_unused_parameters", True, why, "torch 2.13 or newer")
         model.set_reduce_scatter_unused_params(True)
-    return _parts(request, model, config, scalars)
+    shared = Shared(model, LAYOUT, _counts)  # once more: what was on the meta device is another tensor now
+    shared.start_alike()
+    return _parts(request, model, config, scalars, shared)
 
 
 def _units(request: Request, config: FSDPConfig) -> list[nn.Module]:
@@ -129,21 +133,28 @@ def _scalars(request: Request) -> list[nn.Parameter]:
     return scalars
 
 
+def _refuse_low(shared: Shared, request: Request) -> None:
+    """FSDP2 hands its inputs to each module in the compute dtype; a shard, which it does not know, stays as it is."""
+    if shared and request.precision.compute is not None:
+        why = f"{shared.names[0]} is a layer that ranks share, which torch's FSDP2 does not cast"
+        raise SpecError.of("precision", request.spec.precision, why, "precision=fp32 or bf16-true, or strategy=zero1")
+
+
 @torch.no_grad()
-def _start_alike(unit: nn.Module, world: World) -> None:
+def _start_alike(unit: nn.Module, world: World, shared: Shared) -> None:
     """On the device, with rank 0's weights, as DDP starts: unit by unit, since the whole may not fit there."""
     held = [t for t in (*unit.parameters(), *unit.buffers()) if not t.is_meta and not isinstance(t, DTensor)]
     for tensor in held:
         tensor.data = tensor.data.to(world.device)
-        if world.size > 1:
+        if world.size > 1 and tensor not in shared:
             dist.broadcast(tensor.data, src=0)
 
 
-def _parts(request: Request, model: FSDPModule, config: FSDPConfig, scalars: list[nn.Parameter]) -> Parts:
+def _parts(request: Request, model: FSDPModule, config: FSDPConfig, scalars: list[nn.Parameter], shared: Shared) -> Parts:
     world = request.world
     assert isinstance(model, nn.Module)
     sharded = [module for module in model.modules() if isinstance(module, FSDPModule)]
-    _check_steps(request)
+    _check_steps(request, bool(scalars or shared))
     optimizer = request.optimizer.build(model.named_parameters())
     state = model._get_fsdp_state()
     synced = [True]
@@ -164,10 +175,11 @@ def _parts(request: Request, model: FSDPModule, config: FSDPConfig, scalars: lis
             module.reshard()
 
     stepper = torch_stepper(
-        model, optimizer, _native(request.precision), world.device, request.scaler, layout=LAYOUT, clip_to=clip_shards
+        model, optimizer, _native(request.precision), world.device, request.scaler, layout=LAYOUT, clip_to=shared.clip
     )
-    stepper = _settled(in_agreement(stepper, model, world), scalars, reshard, world)
-    held = TorchState(model, optimizer, world.rank, LAYOUT, opened=_opened(reshard))
+    stepper = shared.settled(in_agreement(stepper, model, world), list(model.parameters()))
+    stepper = _settled(stepper, scalars, reshard, world)
+    held = TorchState(model, optimizer, world.rank, shared.layout, opened=_opened(reshard))
     return Parts(
         model,
         model,
@@ -176,29 +188,38 @@ def _parts(request: Request, model: FSDPModule, config: FSDPConfig, scalars: lis
         held,
         set_grad_sync,
         reduce_grads,
-        LAYOUT,
+        shared.layout,
         reshard,
         partial(_abandon, model, sharded),
         local_buffers=True,
+        average_shards=shared.average,
         own_grads=False,
     )
 
 
-def _check_steps(request: Request) -> None:
-    """torch has not taught every optimizer, nor every way to run one, to step shards: this one is tried on a small one."""
+def _check_steps(request: Request, mixed: bool) -> None:
+    """torch has not taught every optimizer, nor every way to run one, to step shards: this one is tried on a small one.
+
+    Where some parameters are none of FSDP2's, it is tried on both kinds together: `mixed`.
+    """
     cls, kwargs = request.optimizer.cls, dict(request.optimizer.kwargs)
     local = torch.zeros(2, 2, device=request.world.device)
     p = nn.Parameter(DTensor.from_local(local, mesh(request.world)["shard"], [Shard(0)], run_check=False))
-    p.grad = torch.zeros_like(p)
+    tried = [p, nn.Parameter(local.clone())] if mixed else [p]
+    for each in tried:
+        each.grad = torch.zeros_like(each)
     try:
-        cls([p], **kwargs).step()
+        cls(tried, **kwargs).step()
     except NotImplementedError as error:
         name = getattr(cls, "__name__", str(cls))
         how = "fused " if kwargs.get("fused") else ""
         why = f"torch cannot step shards by its {how}{name} ({str(error).splitlines()[0]})"
         instead = "optimizer=foreach, another optimizer, or strategy=zero1"
         raise SpecError.of("optimizer", f"{how}{name}", why, instead) from error
-    except (TypeError, ValueError, RuntimeError):
+    except (TypeError, ValueError, RuntimeError) as error:
+        if "mixed torch.Tensor and DTensor" in str(error):
+            why = "torch cannot step shards and other tensors together so"
+            raise SpecError.of("optimizer", getattr(cls, "__name__", str(cls)), why, "foreach=False") from error
         return  # what else it refuses, building it on the model will tell
 
 
@@ -255,11 +276,6 @@ def _settled(stepper: Stepper, scalars: list[nn.Parameter], reshard: Callable[[]
         return stepper.step()
 
     return evolve(stepper, clip=clip, step=reduced_step)
-
-
-def clip_shards(parameters: list[nn.Parameter], how: Clip) -> Tensor | None:
-    """Clips gradients of which this rank has shards; returns the norm of the whole before, None where values were clipped."""
-    return clip_parts(parameters, how, LAYOUT.local, _counts)
 
 
 def _counts(p: nn.Parameter) -> bool:

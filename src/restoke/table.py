@@ -109,6 +109,7 @@ BUILT_IN = (
             rules=(rule, batch_norm),
             offload=("none", "cpu"),
             tensor=True,
+            shared=True,
             compiles=("none", "blocks"),
             blocks=True,
             tried=tried,

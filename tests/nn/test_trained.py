@@ -15,8 +15,12 @@ from restoke import OptimizerSpec, Session
 from restoke.configs import AMPConfig
 from restoke.distributed import Group, Shard, copy, gather, gather_rows, group_of
 from restoke.errors import SpecError
+from restoke.facts import Facts
 from restoke.nn import register_shard
-from restoke.table import rows
+from restoke.nn.trained import refuse_shared
+from restoke.rows import Row
+from restoke.spec import Spec
+from restoke.table import problems, rows
 from restoke.testing.training import trained
 from restoke.whole import gather_whole
 from tests import ranks
@@ -26,6 +30,11 @@ SGD = OptimizerSpec(torch.optim.SGD, {"lr": 0.2, "momentum": 0.9})
 ADAM = OptimizerSpec(torch.optim.AdamW, {"lr": 0.05})
 SHARING = [name for name, row in rows().items() if row.usable() and row.shared]
 every_row = pytest.mark.parametrize("strategy", SHARING)
+
+
+def possible(strategy: str, n: int) -> bool:
+    """Whether the strategy can run in so many processes at all."""
+    return not problems(Spec(strategy=strategy, device="cpu"), Facts(processes=n, launched=True, devices=("cpu",), per_node=n))
 
 
 class Head(nn.Module):
@@ -120,6 +129,8 @@ def assert_same(found: dict[str, Any], wanted: dict[str, Any]) -> None:
 def test_training_equals_one_process_with_the_whole_layer(
     strategy: str, clip: float | None, n: int, size: int, together: bool
 ) -> None:
+    if not possible(strategy, n):
+        pytest.skip(f"not in {n} processes")
     axes = {} if clip is None else {"clip": clip}
     found = ranks.run(n, _with_axes, strategy, size, together, axes)[0]
     assert_same(found, alone(clip))
@@ -136,12 +147,15 @@ def test_windows_of_micro_batches_end_as_one_process_ends_them(strategy: str, n:
     assert_same(found, alone(accumulate=4))
 
 
-def overflowing(strategy: str) -> list[Any]:
+def overflowing(strategy: str) -> list[Any] | str:
     """One rank's shard overflows in the second step: all skip it, and the scale falls on all."""
     session = Session(strategy=strategy, device="cpu", precision="fp16", settings=[AMPConfig(init_scale=2.0**10)])
     group = group_of()
     model = Model(group, together=True)
-    session.prepare(model, SGD)
+    try:
+        session.prepare(model, SGD)
+    except SpecError as error:
+        return str(error)
     skipped = []
     for i, (x, y) in enumerate(batches()[:3]):
         session.backward(loss_of(session, group, True, x, y))
@@ -164,6 +178,9 @@ def overflowing(strategy: str) -> list[Any]:
 def test_an_overflow_in_one_ranks_shard_makes_all_skip(strategy: str) -> None:
     first, second = ranks.run(2, overflowing, strategy)
     assert first == second
+    if isinstance(first, str):
+        assert "which torch's FSDP2 does not cast" in first
+        return
     assert first[:3] == [[False, True, False], 2.0**9, 2]
 
 
@@ -209,19 +226,17 @@ def loading(strategy: str, folder: str, steps: int, accumulate: int) -> dict[str
 @pytest.mark.parametrize(("accumulate", "steps"), [(1, 4), (4, 2)])
 def test_any_world_goes_on_from_what_four_ranks_saved(strategy: str, accumulate: int, steps: int, tmp_path: Path) -> None:
     wanted = ranks.run(4, saving, strategy, str(tmp_path), steps, accumulate)[0]
-    for n in (4, 3, 2):
+    for n in (n for n in (4, 3, 2) if possible(strategy, n)):
         assert_same(ranks.run(n, loading, strategy, str(tmp_path), steps, accumulate)[0], wanted)
     assert_same(ranks.run(1, loading, "single", str(tmp_path), steps, accumulate)[0], wanted)
 
 
-def refused() -> str:
-    name = next(name for name, row in rows().items() if row.usable() and not row.shared and row.processes == "many")
-    session = Session(strategy=name, device="cpu")
-    with pytest.raises(SpecError, match="a shard over 2 ranks") as error:
-        session.prepare(Model(group_of(), together=True), SGD)
-    return str(error.value)
+def test_a_plan_that_shards_layers_over_other_groups_is_refused() -> None:
+    with pytest.raises(SpecError, match="over other groups"):
+        refuse_shared(Model(Group((0, 1), 1), together=True), Spec(tensor=2), Row(name="other", shared=True))
 
 
-@pytest.mark.skipif(all(r.shared for r in rows().values() if r.usable() and r.processes == "many"), reason="all take them")
 def test_a_strategy_that_would_take_shards_for_copies_refuses_them() -> None:
-    assert len(set(ranks.run(2, refused))) == 1
+    group = Group((0, 1), 1)
+    with pytest.raises(SpecError, match="would take it for a copy"):
+        refuse_shared(Model(group, together=True), Spec(), Row(name="other"))

@@ -42,8 +42,10 @@ class Shared:
     peers, are copies of each other: theirs start alike, and their gradients are averaged.
     """
 
-    def __init__(self, model: nn.Module, base: Layout = WHOLE) -> None:
-        self._base = base
+    def __init__(
+        self, model: nn.Module, base: Layout = WHOLE, counts: Callable[[nn.Parameter], bool] = lambda _: dist.get_rank() == 0
+    ) -> None:
+        self._base, self._others_count = base, counts
         shards = shards_of(model)
         named: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
         named |= dict(model.named_buffers(remove_duplicate=False))
@@ -90,7 +92,7 @@ class Shared:
     def _counts(self, p: nn.Parameter) -> bool:
         shard = self._shard.get(id(p))
         if shard is None:
-            return dist.get_rank() == 0
+            return self._others_count(p)
         return shard.group.peers is None or shard.group.peers.rank == 0
 
     def settled(self, stepper: Stepper, parameters: list[nn.Parameter]) -> Stepper:
