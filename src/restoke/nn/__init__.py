@@ -2,7 +2,34 @@
 
 from __future__ import annotations
 
+from restoke.nn import functional, init
 from restoke.nn.described import describe, plain, shard_of
+from restoke.nn.embedding import ParallelEmbedding
+from restoke.nn.linear import ParallelLinear
 from restoke.nn.registry import register_shard, shards_of
+from restoke.nn.tagging import RegisterParallelDim
+from restoke.nn.tags import (
+    get_parallel_dim,
+    register_parallel_attribute,
+    register_parallel_dim,
+    set_attribute,
+    slice,  # noqa: A004 (TorchShard's name)
+)
 
-__all__ = ["describe", "plain", "register_shard", "shard_of", "shards_of"]
+__all__ = [
+    "ParallelEmbedding",
+    "ParallelLinear",
+    "RegisterParallelDim",
+    "describe",
+    "functional",
+    "get_parallel_dim",
+    "init",
+    "plain",
+    "register_parallel_attribute",
+    "register_parallel_dim",
+    "register_shard",
+    "set_attribute",
+    "shard_of",
+    "shards_of",
+    "slice",
+]
