@@ -34,6 +34,12 @@ class Windows:
         self.done = 0
         self.length = self._accumulate
 
+    def resize(self, accumulate: int) -> None:
+        """From the next window on, full ones have so many micro-batches."""
+        self._accumulate = accumulate
+        if self.done == 0:
+            self.length = accumulate
+
     def begin(self, loader: Any) -> None:
         """A loader starts an epoch."""
         self._loaders.append((loader, None, False))
