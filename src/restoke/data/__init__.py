@@ -4,6 +4,7 @@ from restoke.data.agreement import synchronize_rng
 from restoke.data.batch_share import BatchShare
 from restoke.data.bucketed import BucketedDistributedSampler
 from restoke.data.dealing import Dealing
+from restoke.data.group_sampler import DistributedGroupSampler
 from restoke.data.loader import Loader
 from restoke.data.make import make_loader, take_loader
 from restoke.data.place import place
@@ -16,6 +17,7 @@ __all__ = [
     "BatchShare",
     "BucketedDistributedSampler",
     "Dealing",
+    "DistributedGroupSampler",
     "Loader",
     "SeedableRandomSampler",
     "ShardedBatchSampler",

@@ -9,6 +9,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from restoke.data.dealing import Dealing
+from restoke.data.group_sampler import among_groups
 from restoke.data.loader import Loader
 from restoke.data.options import Options
 from restoke.errors import DataError
@@ -52,7 +53,7 @@ def make_loader(
         dataset, batch_size, shuffle, sampler, batch_sampler, num_workers, collate_fn, pin_memory, drop_last, timeout,
         worker_init_fn, multiprocessing_context, generator, prefetch_factor, persistent_workers, seed, dealing,
     )  # fmt: skip
-    return Loader(options, world)
+    return Loader(options, among_groups(world, sampler, batch_sampler))
 
 
 def take_loader(dataloader: DataLoader[Any] | Loader, *, world: World, dealing: Dealing | None = None) -> Loader:
