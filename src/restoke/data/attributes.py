@@ -101,7 +101,7 @@ class Attributes(ABC):
 
     @property
     def collate_fn(self) -> Callable[[Any], Any]:
-        collate: Callable[[Any], Any] = self._source.torch.collate_fn
+        collate: Callable[[Any], Any] = self._options.collate_fn or self._source.torch.collate_fn
         return collate
 
     @property

@@ -9,7 +9,7 @@ from typing import Any, final
 from torch.utils.data import BatchSampler, Sampler, SequentialSampler
 
 from restoke.data.dealing import check_cut
-from restoke.data.rounds import Batch, Round, Tally, begin, chunks, cut, fill_by, rounds
+from restoke.data.rounds import Batch, Round, Tally, begin, chunks, cut, fill_by, rounds, spread
 from restoke.data.shard import length_of, tell_epoch
 
 
@@ -78,7 +78,12 @@ class BatchShare(Sampler[Any]):
         fill = fill_by(self.num_replicas, self.batch_size, even=self.even_batches, drop_last=self.drop_last)
         return rounds(batches, head, self.num_replicas, fill, self.batch_size)
 
-    def groups(self) -> tuple[list[Any], Iterator[list[Any]]]:
+    def spread(self) -> Iterator[tuple[Any, Tally]]:
+        """Every rank's parts of each step, as small as they can be, and the count."""
+        head, groups = self._groups()
+        return ((turn.parts, turn.tally) for turn in spread(groups, head, self.num_replicas, even=True))
+
+    def _groups(self) -> tuple[list[Any], Iterator[list[Any]]]:
         """The epoch's first entries, and those of each step of all ranks together."""
         head, batches = self._order()
         if self.split_batches:

@@ -24,6 +24,8 @@ class Aim:
     number: int  # batches that were yielded before
     seeds: Seeds
     worker_seed: int
+    epoch: int = 0
+    shares: list[int] = Factory(list)  # samples that each worker took before of a share of its own
     tallies: deque[Tally | None] = Factory(deque)  # of the batches that were asked for and not given out yet
 
 

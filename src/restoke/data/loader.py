@@ -144,7 +144,14 @@ class Loader(Attributes):
 
     def _aim(self, position: Position) -> Aim:
         assert position.seeds is not None
-        return Aim(position.start, position.number, position.seeds, self._dice.worker_seed(position.seeds))
+        return Aim(
+            position.start,
+            position.number,
+            position.seeds,
+            self._dice.worker_seed(position.seeds),
+            position.epoch,
+            position.shares,
+        )
 
     def _end(self, position: Position, complete: bool) -> None:
         if self._position is not position:

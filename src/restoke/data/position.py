@@ -25,6 +25,7 @@ class Position:
     seeds: Seeds | None = None
     generators: list[torch.Tensor] = Factory(list)
     samplers: list[Any] = Factory(list)
+    shares: list[int] = Factory(list)  # samples taken of each worker's own share of a stream
 
     def skip(self, batches: int, stride: int) -> None:
         """Leave out so many batches of this rank, and those of the others in the same steps."""
@@ -42,6 +43,7 @@ class Position:
             "seeds": None if self.seeds is None else [self.seeds.order, self.seeds.workers],
             "generators": self.generators,
             "samplers": self.samplers,
+            "shares": list(self.shares),
         }
 
 
@@ -56,6 +58,7 @@ def read_position(state: Mapping[str, Any], unit: str, samples: int | None, gene
         seeds, found = state["seeds"], state["unit"]
         made = None if seeds is None else Seeds(*(operator.index(seed) for seed in seeds))
         held, length = (list(state["generators"]), list(state["samplers"])), state["samples"]
+        shares = [operator.index(share) for share in state["shares"]]
     except (KeyError, TypeError, ValueError) as error:
         why = f"it is no state of a loader ({type(error).__name__}: {error})"
         raise DataError.of("state", type(state).__name__, why, "what state_dict() gave") from error
@@ -68,7 +71,7 @@ def read_position(state: Mapping[str, Any], unit: str, samples: int | None, gene
     if (len(held[0]), len(held[1])) != (generators, samplers):
         why = f"it has {len(held[0])} generators and {len(held[1])} samplers, this loader {generators} and {samplers}"
         raise DataError.of("state", unit, why, "a loader made as the saved one was")
-    return Position(epoch, start, number, 0, made, *held)
+    return Position(epoch, start, number, 0, made, *held, shares)
 
 
 def _count(state: Mapping[str, Any], name: str) -> int:

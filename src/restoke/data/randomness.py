@@ -152,10 +152,11 @@ class Sown:
         self._index, self._seed = index, seed
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _sow, (self._index, self._seed)
+        return sow, (self._index, self._seed)
 
 
-def _sow(index: Any, seed: int) -> Any:
+def sow(index: Any, seed: int) -> Any:
+    """Seed the generators of this process, and hand on the index."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.default_generator.manual_seed(seed)

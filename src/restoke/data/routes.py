@@ -12,6 +12,7 @@ from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, Se
 from restoke.data.batch_share import BatchShare
 from restoke.data.bucketed import BucketedDistributedSampler
 from restoke.data.dealing import Dealing, check_cut
+from restoke.data.group_sampler import DistributedGroupSampler
 from restoke.data.options import Options
 from restoke.data.protocols import Counting, is_rank_aware, nested
 from restoke.data.rounds import Tally
@@ -35,10 +36,13 @@ class Route:
     begin: Callable[[int], int]  # lets the next iteration begin there; returns how many batches it must skip itself
     counting: tuple[Counting, ...] = ()  # samplers that count their own position, in batches
     share: BatchShare | None = None  # what deals whole batches
+    spread: bool = False  # the parts of all ranks, not this rank's
 
     def dealt(self) -> Iterator[tuple[Any, Tally | None]]:
         """The indices, each batch with the count of its step where that is known."""
-        return zip(self.indices, repeat(None), strict=False) if self.share is None else self.share.dealt()
+        if self.share is None:
+            return zip(self.indices, repeat(None), strict=False)
+        return self.share.spread() if self.spread else self.share.dealt()
 
 
 def route(options: Options, world: World) -> Route:
@@ -121,7 +125,7 @@ def _by_batches(given: Any, world: World) -> Route:
 def _by_samples(options: Options, world: World) -> Route:
     given, size = options.sampler, options.batch_size
     aware = given is not None and is_rank_aware("sampler", given, world)
-    if aware and type(given) not in (DistributedSampler, ShardedSampler):
+    if aware and type(given) not in (DistributedSampler, ShardedSampler, DistributedGroupSampler):
         _check_buckets(given, size)
         batches = given if size is None else BatchSampler(given, size, options.drop_last)  # type: ignore[arg-type]
         return _as_it_is(batches, given, None if size is None else batches, world)
@@ -139,10 +143,10 @@ def _by_samples(options: Options, world: World) -> Route:
     return Route(indices, shown, None if size is None else indices, "samples", stride, left, begin)
 
 
-def _sharded(options: Options, world: World) -> tuple[ShardedSampler, Any]:
+def _sharded(options: Options, world: World) -> tuple[ShardedSampler | DistributedGroupSampler, Any]:
     """The sampler that deals samples to this rank, and the one that is shown for it."""
     given = options.sampler
-    if isinstance(given, ShardedSampler):
+    if isinstance(given, ShardedSampler | DistributedGroupSampler):
         return given, given
     whole = _default(options, world) if given is None else given
     drop_last = given.drop_last if isinstance(given, DistributedSampler) else options.drop_last

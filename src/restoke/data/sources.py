@@ -7,19 +7,23 @@ from itertools import islice
 from typing import Any, Protocol, final
 
 import torch
-from torch.utils.data import DataLoader
+from attrs import evolve
+from torch.utils.data import DataLoader, Dataset, default_collate, default_convert
+from torch.utils.data.dataloader import _DatasetKind
 
+from restoke.data.dispatch import Given, dispatch
 from restoke.data.feed import Aim, Feed, look_ahead
 from restoke.data.options import Options, rank_aware_stream
 from restoke.data.protocols import Counting, draws_unseen, nested
 from restoke.data.randomness import isolated
 from restoke.data.rounds import Tally
-from restoke.data.routes import route
+from restoke.data.routes import Route, route
 from restoke.data.shard import deal_stream, share
+from restoke.data.stream_source import DealtStream, dispatches
+from restoke.errors import DataError
 from restoke.world import World
 
 Place = Callable[[Any], Any]
-Given = tuple[Any, bool, Tally | None]
 
 
 class Source(Protocol):
@@ -69,7 +73,14 @@ class Source(Protocol):
 
 def make_source(options: Options, world: World, generator: torch.Generator) -> Source:
     """What gives the batches that the options ask for. Raises DataError: they contradict the world."""
-    return (StreamSource if options.streams else MapSource)(options, world, generator)
+    if not options.streams:
+        way = route(options, world)
+        if options.dealing is None or not dispatches(options, options.dealing, world):
+            return MapSource(options, way, world, generator)
+        return DispatchedSource(options, way, world, generator)
+    if options.dealing is None:
+        return StreamSource(options, world, generator)
+    return DealtStream(options, options.dealing, world, generator)
 
 
 @final
@@ -81,8 +92,8 @@ class MapSource:
     from their own, and the next batch is fetched, and on its way to the device, before this one is given out.
     """
 
-    def __init__(self, options: Options, world: World, generator: torch.Generator) -> None:
-        self._route = way = route(options, world)
+    def __init__(self, options: Options, way: Route, world: World, generator: torch.Generator) -> None:
+        self._route = way
         self.samplers = list(nested(way.indices))
         self.sampler, self.batch_sampler = way.sampler, way.batch_sampler
         self.unit, self.stride, self.counting = way.unit, way.stride, way.counting
@@ -91,7 +102,8 @@ class MapSource:
         self._feed = Feed(way.indices, way.dealt, unseen=self.draws, sown=sown)
         single = options.batch_sampler is None and options.batch_size is None
         order: dict[str, Any] = {"sampler": self._feed, "batch_size": None} if single else {"batch_sampler": self._feed}
-        self.torch: DataLoader[Any] = DataLoader(options.dataset, **order, **options.for_torch(world), generator=generator)
+        keywords = options.for_torch(world) | order | {"generator": generator}
+        self.torch: DataLoader[Any] = DataLoader(options.dataset, **keywords)
 
     def length(self) -> int | None:
         return self.left(0)
@@ -108,6 +120,53 @@ class MapSource:
         if self.torch.num_workers > 0:
             return ((batch, last, aim.tallies.popleft()) for batch, last in look_ahead(batches))
         return ((batch, self._feed.exhausted, aim.tallies.popleft()) for batch in batches)
+
+
+@final
+class Parts(Dataset[list[Any]]):
+    """Loads the parts of all ranks at once, each collated as a batch of its own, or `single` entries."""
+
+    def __init__(self, dataset: Any, collate: Callable[[Any], Any], *, single: bool) -> None:
+        kind: Any = _DatasetKind
+        self._fetcher = kind.create_fetcher(kind.Map, dataset, not single, collate, False)
+
+    def __getitem__(self, parts: list[Any]) -> list[Any]:
+        return [self._fetcher.fetch(part) for part in parts]
+
+
+@final
+class DispatchedSource:
+    """Batches of an indexed dataset that rank 0 alone loads."""
+
+    def __init__(self, options: Options, way: Route, world: World, generator: torch.Generator) -> None:
+        if way.share is None:
+            why = "the sampler gives this rank's indices, and rank 0 does not know those of others"
+            raise DataError.of("dispatch_batches", True, why, "dispatch_batches=False, or a sampler of all ranks' indices")
+        single = options.batch_sampler is None and options.batch_size is None
+        collate = options.collate_fn or (default_convert if single else default_collate)
+        loaded = Parts(options.dataset, collate, single=single)
+        whole = evolve(options, dataset=loaded, batch_sampler=None, batch_size=None, collate_fn=_as_it_is)
+        self._world, self._inner = world, MapSource(whole, evolve(way, spread=True), world, generator)
+        self.torch, self.samplers, self.draws = self._inner.torch, self._inner.samplers, self._inner.draws
+        self.sampler, self.batch_sampler = way.sampler, way.batch_sampler
+        self.unit, self.stride, self.counting = way.unit, way.stride, way.counting
+
+    def length(self) -> int | None:
+        return self._inner.length()
+
+    def left(self, start: int) -> int | None:
+        return self._inner.left(start)
+
+    def open(self, aim: Aim, place: Place) -> Iterator[Given]:
+        steps = self._steps(aim) if self._world.rank == 0 else None
+        return ((place(batch), last, tally) for batch, last, tally in dispatch(steps, self._world))
+
+    def _steps(self, aim: Aim) -> Iterator[tuple[list[Any], Tally]]:
+        return ((parts, tally) for parts, _, tally in self._inner.open(aim, _as_it_is) if tally is not None)
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
 
 
 @final
