@@ -44,6 +44,17 @@ def test_a_load_finds_the_save_that_was_just_begun(tmp_path: Path) -> None:
     assert ranks.run(2, beside.load_what_is_being_saved, tmp_path) == [True, True]
 
 
+def test_it_is_written_where_it_was_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    saver = Saver(ONE)
+    moving = disk.Disk(lambda operation, path: os.chdir(tmp_path / "elsewhere"))
+    saver.start("run", "a", filled(1.0), meta={"mark": 1.0}, disk=moving)
+    saver.wait()
+    assert mark_of(load(tmp_path / "run")) == 1.0
+    assert not (tmp_path / "elsewhere" / "run").exists()
+
+
 def test_a_second_save_waits_for_the_first(tmp_path: Path) -> None:
     for seen, last in ranks.run(2, beside.save_twice, tmp_path):
         assert "1" in seen

@@ -84,6 +84,7 @@ WRONG: dict[str, tuple[Callable[[Path], tuple[Path, str | None]], str]] = {
         "what is there is no checkpoint of restoke",
     ),
     "a checkpoint itself": (lambda path: (saved_in(path) / "step-1", None), "tag='step-1'"),
+    "a tag that is a number": (lambda path: (saved_in(path), 2), "and so a text"),  # type: ignore[dict-item,return-value]
     "a way out": (lambda path: (saved_in(path), "../x"), "has no such checkpoint"),
 }
 

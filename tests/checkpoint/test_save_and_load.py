@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from restoke import checkpoint
+from restoke.checkpoint import opening
 from restoke.checkpoint.container import DTYPES
 from restoke.errors import CheckpointError
 from restoke.parts import Captured, Chunk, Saved
@@ -105,6 +106,7 @@ def test_values_meta_and_each_ranks_own_come_back(tmp_path: Path) -> None:
         ({"tag": ".hidden"}, "tag"),
         ({"tag": "a\0b"}, "tag"),
         ({"tag": "x" * 101}, "tag"),
+        ({"tag": 5}, "tag"),
         ({"keep": 0}, "keep"),
         ({"keep": True}, "keep"),
         ({"meta": {"x": torch.ones(1)}}, "meta.x"),
@@ -160,6 +162,29 @@ def test_something_else_of_the_tags_name_is_not_lost(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="would be lost"):
         save(tmp_path, "mine", 1.0)
     assert (tmp_path / "mine" / "thesis.txt").read_text() == "all of it"
+
+
+def test_a_link_of_the_tags_name_is_not_written_over(tmp_path: Path) -> None:
+    save(tmp_path, "step-1", 1.0)
+    (tmp_path / "latest").symlink_to("step-1")
+    with pytest.raises(CheckpointError, match="would be lost"):
+        save(tmp_path, "latest", 2.0)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "latest", "step-1"]
+    assert mark_of(load(tmp_path)) == 1.0
+
+
+def test_a_tag_that_is_called_as_a_file_of_chunks_loads(tmp_path: Path) -> None:
+    save(tmp_path, "rank-1-of-2.safetensors", 1.0)
+    assert mark_of(load(tmp_path)) == 1.0
+
+
+def test_what_was_opened_is_read_from_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(opening, "KEPT_OPEN", 0)
+    monkeypatch.chdir(tmp_path)
+    save(Path("run"), "a", 1.0)
+    saved = load(Path("run"))
+    monkeypatch.chdir("/")
+    assert mark_of(saved) == 1.0
 
 
 def test_a_damaged_one_of_the_tags_name_is_replaced(tmp_path: Path) -> None:

@@ -160,6 +160,7 @@ REFUSED: dict[str, tuple[Callable[[Session], Any], str]] = {
     "a signal that nobody can handle": (lambda s: s.resume("x", signals=["SIGKILL"]), "lets nobody handle it"),
     "no session": (lambda s: restoke.resume("x", {}), "names no session"),
     "a session's name that is none": (lambda s: restoke.resume("x", {"a/b": s}), "cannot begin the names"),
+    "a session's name that is kept": (lambda s: restoke.resume("x", {"values": s}), "cannot begin the names"),
     "something else": (lambda s: restoke.resume("x", {"a": s.world}), "a World is no Session"),  # type: ignore[dict-item]
     "no model": (lambda s: Session(device="cpu").resume("x"), "prepare was not called"),
 }
@@ -176,6 +177,16 @@ def test_refused_with_its_reason_and_nothing_is_changed(
         call(session)
     assert session.step is step
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+def test_it_saves_where_it_was_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    session = alone()
+    session.resume("run", every=1)
+    os.chdir("elsewhere")
+    one_step(session)
+    assert (tmp_path / "run" / "step-1").is_dir()
 
 
 def test_a_second_resume_is_refused_until_the_first_is_over(tmp_path: Path) -> None:

@@ -19,6 +19,9 @@ REMEDIES = {
     errno.EPERM: "choose a folder that this process may use",
     errno.EROFS: "choose a folder that this process may use",
     errno.ENOENT: "choose a folder that all ranks share",
+    errno.ENOTDIR: "choose another folder",
+    errno.EEXIST: "choose another folder",
+    errno.ENAMETOOLONG: "choose a shorter name",
 }
 
 

@@ -36,6 +36,8 @@ def candidates(folder: Path, tag: str | None) -> Candidates:
 def _candidates(folder: Path, tag: str | None) -> tuple[list[tuple[str, str]], dict[str, str]]:
     paths = present(folder)
     if tag is not None:
+        if not isinstance(tag, str):
+            raise CheckpointError.of("tag", tag, "a tag is the name of a folder, and so a text", "such as 'step-100'")
         if tag not in paths:
             raise _no_such_tag(folder, tag, list(paths))
         return [(tag, paths[tag].name)], {}

@@ -83,7 +83,7 @@ def is_checkpoint(path: Path) -> bool:
     try:
         read_body(path)
     except (ValueError, OSError):
-        return any(path.glob("rank-*-of-*.safetensors"))
+        return any(file.is_file() for file in path.glob("rank-*-of-*.safetensors"))  # a tag may be called so, too
     return True
 
 

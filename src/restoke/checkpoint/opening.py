@@ -163,7 +163,7 @@ def read(folder: Path | str, tag: str | None, world: World) -> Opened:
         CheckpointError: on every rank the same: there is none, or the one asked for is damaged (the file is named), or it is
             none of restoke's.
     """
-    folder = Path(folder)
+    folder = Path(folder).absolute()  # what is opened is read when it is asked for
     for _ in range(TRIES):
         verdict = _newest(folder, tag, world)
         if verdict.opened is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import secrets
 from collections.abc import Callable, Mapping
@@ -80,7 +81,7 @@ def agree_on(
     Raises:
         CheckpointError: on every rank the same.
     """
-    target = Path(folder) / str(tag)
+    target = Path(folder).absolute() / str(tag)  # a thread may write it when the working directory is another one
     draft, said = together(lambda: _draft(tag, keep, captured, meta, world), world, target)
     if len({item["tag"] for item in said}) > 1:
         raise CheckpointError.of("tag", sorted({item["tag"] for item in said}), "the ranks disagree", "give the same on each")
@@ -119,8 +120,8 @@ def commit(agreed: Agreed, world: World, disk: Disk, by: Messages = COLLECTIVES)
     return target
 
 
-def _draft(tag: str, keep: int | None, captured: Captured, meta: Mapping[str, Any], world: World) -> tuple[Draft, Any]:
-    if not TAG.fullmatch(tag) or not tag.isprintable():
+def _draft(tag: Any, keep: int | None, captured: Captured, meta: Mapping[str, Any], world: World) -> tuple[Draft, Any]:
+    if not isinstance(tag, str) or not TAG.fullmatch(tag) or not tag.isprintable():
         why = "a tag is the name of a folder: printable, up to 100 characters, without slashes or a leading dot"
         raise CheckpointError.of("tag", tag, why, "such as 'step-100'")
     if keep is not None and (type(keep) is not int or keep < 1):
@@ -143,7 +144,7 @@ def _stage(folder: Path, target: Path, held: ExitStack, disk: Disk) -> tuple[str
     """A hidden folder to write into, and the number of the new generation; the lock is held until `held` closes."""
     disk.make(folder)
     recover(folder, held.enter_context(sole_writer(folder)), disk)
-    if target.exists() and not is_checkpoint(target):
+    if os.path.lexists(target) and (target.is_symlink() or not is_checkpoint(target)):
         why = "something is there that is no checkpoint, and would be lost"
         raise CheckpointError.of("tag", target.name, why, "another tag or folder")
     generation = next_generation(folder)

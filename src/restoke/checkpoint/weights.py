@@ -104,7 +104,7 @@ def open_weights(
     Raises:
         CheckpointError: it is missing, incomplete, malformed, or could only be read by running code from it.
     """
-    path, here = Path(path), world or ALONE
+    path, here = Path(path).absolute(), world or ALONE  # what is opened is read when it is asked for
     folder, found = alone(lambda: _checkpoint(path, tag), here, path)
     if folder is not None:
         return _of_checkpoint(_lean(read(folder, found, here)), ema)

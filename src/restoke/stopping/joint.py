@@ -14,6 +14,7 @@ from torch import Tensor
 
 from restoke import checkpoint
 from restoke.checkpoint.draft import OWN
+from restoke.checkpoint.plan import RESERVED
 from restoke.errors import CheckpointError, SessionError
 from restoke.parts import Captured
 from restoke.session import Session
@@ -63,7 +64,7 @@ def check(sessions: Mapping[str, Session]) -> None:
         if not isinstance(session, Session):
             why = f"a {type(session).__name__} is no Session"
             raise SessionError.of("sessions", name, why, "a restoke.Session, such as that of a Stoke object")
-        if not NAME.fullmatch(name) or f"{name}/" == OWN:
+        if not NAME.fullmatch(name) or f"{name}/".startswith((OWN, *RESERVED)):
             raise SessionError.of("sessions", name, "it cannot begin the names in a checkpoint", "a name of letters")
         session.parts  # noqa: B018 - raises without a model
 
@@ -83,13 +84,13 @@ def save(sessions: Mapping[str, Session], folder: Path, tag: str, extras: Mappin
     return checkpoint.write(folder, tag, whole, first.world, meta=meta, keep=keep).name
 
 
-def load(sessions: Mapping[str, Session], folder: Path, strict: bool) -> dict[str, Any]:
-    """Restore each of them from the newest good checkpoint; returns its extras. Every rank calls this.
+def load(sessions: Mapping[str, Session], folder: Path, strict: bool, tag: str | None = None) -> dict[str, Any]:
+    """Restore each of them, from the newest good checkpoint where no tag is given; returns its extras. Every rank calls this.
 
     Raises:
         CheckpointError: it is damaged, does not fit, or is one of other sessions.
     """
-    opened = checkpoint.read(folder, None, next(iter(sessions.values())).world)
+    opened = checkpoint.read(folder, tag, next(iter(sessions.values())).world)
     saved = opened.values.get(NAMES)
     if saved is None or set(saved) != set(sessions):
         got = "one session" if saved is None else ", ".join(saved)

@@ -74,7 +74,7 @@ def begin(
 ) -> dict[str, Any]:
     """Load what there is, and from then on save and leave where a signal asks for it. Every rank calls this."""
     world = whole.last.world
-    plan = Plan(folder=Path(folder), every=_count("every", every), keep=_count("keep", keep), extras=_asked(extras))
+    plan = Plan(folder=Path(folder).absolute(), every=_count("every", every), keep=_count("keep", keep), extras=_asked(extras))
     _refuse_second()
     numbers = signals.wanted(names, world.launcher is not None)
     signals.check(numbers)
