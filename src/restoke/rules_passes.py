@@ -43,13 +43,14 @@ def tensor(spec: Spec, case: Case) -> Iterator[Problem]:
     plan = _plan(spec)
     if spec.tensor < 1:
         yield Problem("tensor", spec.tensor, "a layer is on one rank at least", "tensor=1 or more")
-    elif spec.tensor > 1 and not case.row.refused and not case.row.tensor:
+    elif spec.tensor > 1 and not case.row.refused and not (case.row.tensor or (case.row.shared and not plan)):
         instead = supporting(case, lambda row: row.tensor, "tensor=1")
-        yield Problem("tensor", spec.tensor, f"{case.row.name} cannot shard layers", instead)
+        how = "cannot shard layers by a plan" if case.row.shared else "cannot shard layers"
+        yield Problem("tensor", spec.tensor, f"{case.row.name} {how}", instead)
     elif spec.tensor > 1 and case.facts.processes % spec.tensor:
         why = f"{case.facts.processes} processes cannot be divided into groups of {spec.tensor}"
         yield Problem("tensor", spec.tensor, why, f"--processes {spec.tensor * (case.facts.processes // spec.tensor + 1)}")
-    elif spec.tensor > 1 and not plan:
+    elif spec.tensor > 1 and not plan and not case.row.shared:
         instead = 'TensorConfig(plan={"*.up": "columns", "*.down": "rows"})'
         yield Problem("tensor", spec.tensor, "no plan says which layers are sharded, and how", instead)
     elif spec.tensor == 1 and plan:

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from restoke import OptimizerSpec, Session
+from restoke import OptimizerSpec, Session, TensorConfig
 from restoke.configs import AMPConfig
 from restoke.distributed import Group, Shard, copy, gather, gather_rows, group_of
 from restoke.errors import SpecError
@@ -32,9 +32,11 @@ SHARING = [name for name, row in rows().items() if row.usable() and row.shared]
 every_row = pytest.mark.parametrize("strategy", SHARING)
 
 
-def possible(strategy: str, n: int) -> bool:
+def possible(strategy: str, n: int, **axes: Any) -> bool:
     """Whether the strategy can run in so many processes at all."""
-    return not problems(Spec(strategy=strategy, device="cpu"), Facts(processes=n, launched=True, devices=("cpu",), per_node=n))
+    return not problems(
+        Spec(strategy=strategy, device="cpu", **axes), Facts(processes=n, launched=True, devices=("cpu",), per_node=n)
+    )
 
 
 class Head(nn.Module):
@@ -231,9 +233,51 @@ def test_any_world_goes_on_from_what_four_ranks_saved(strategy: str, accumulate:
     assert_same(ranks.run(1, loading, "single", str(tmp_path), steps, accumulate)[0], wanted)
 
 
-def test_a_plan_that_shards_layers_over_other_groups_is_refused() -> None:
-    with pytest.raises(SpecError, match="over other groups"):
-        refuse_shared(Model(Group((0, 1), 1), together=True), Spec(tensor=2), Row(name="other", shared=True))
+def sharing(**axes: Any) -> None:
+    refuse_shared(Model(Group((0, 1), 1), together=True), Spec(**axes), Row(name="other", shared=True))
+
+
+def test_a_plan_beside_layers_that_ranks_share_is_refused() -> None:
+    with pytest.raises(SpecError, match="a plan shards layers too"):
+        sharing(tensor=2, settings=[TensorConfig(plan={"trunk": "columns"})])
+
+
+def test_groups_that_share_their_data_are_those_that_share_layers() -> None:
+    sharing(tensor=2)
+    with pytest.raises(SpecError, match=r"shared by 2 ranks.*group of 4"):
+        sharing(tensor=4)
+
+
+def test_ranks_that_share_data_but_no_layer_are_refused() -> None:
+    with pytest.raises(SpecError, match="no layer of the model is one that ranks share"):
+        refuse_shared(nn.Linear(2, 2), Spec(tensor=2), Row(name="other", shared=True))
+
+
+def with_dropout(strategy: str) -> list[Any]:
+    """Ranks of a group see the same batch of the loader, under the same dropout, and so agree on the loss."""
+    session = Session(strategy=strategy, device="cpu", tensor=2, seed=3)
+    group = group_of(2)
+    model = Model(group, together=False)
+    model.trunk = nn.Sequential(model.trunk, nn.Dropout(0.5))  # type: ignore[assignment]
+    session.prepare(model, SGD)
+    loader = session.loader(torch.utils.data.TensorDataset(*batches()[0]), 3, shuffle=True)
+    losses = []
+    for x, y in loader:
+        loss = F.cross_entropy(session.forward(x), y)
+        session.backward(loss)
+        session.step()
+        losses.append(loss.item())
+    return losses
+
+
+@every_row
+def test_ranks_that_share_layers_and_data_agree_on_batches_and_dropout(strategy: str) -> None:
+    if not possible(strategy, 4, tensor=2):
+        pytest.skip("not in 4 processes")
+    first, second, third, fourth = ranks.run(4, with_dropout, strategy)
+    assert first == second
+    assert third == fourth
+    assert first != third
 
 
 def test_a_strategy_that_would_take_shards_for_copies_refuses_them() -> None:

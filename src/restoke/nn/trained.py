@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from restoke.averaging import average
 from restoke.clipping import clip_parts
+from restoke.configs import TensorConfig
 from restoke.errors import SpecError
 from restoke.nn.registry import shards_of
 from restoke.parts import WHOLE, Layout, Place, Stepper
@@ -23,15 +24,27 @@ from restoke.spec import Clip, Spec
 def refuse_shared(model: nn.Module, spec: Spec, row: Row) -> None:
     """Raises SpecError where the model has layers that ranks share, and the strategy or an axis cannot take them."""
     shards = shards_of(model)
+    planned = bool(spec.setting(TensorConfig).plan)
     if not shards:
+        _refuse_none(spec, planned)
         return
     name, shard = next(iter(shards.items()))
     got = f"{name}, a shard over {shard.group.size} ranks"
     if not row.shared:
         raise SpecError.of("model", got, f"{row.name} would take it for a copy that all ranks hold", "strategy=ddp or zero1")
-    if spec.tensor > 1:
-        why = f"tensor={spec.tensor} shards layers by a plan, over other groups"
-        raise SpecError.of("model", got, why, "tensor=1, or plain layers and a plan")
+    if spec.tensor > 1 and planned:
+        raise SpecError.of("model", got, "a plan shards layers too", "one of the two ways: a plan, or layers that ranks share")
+    odd = next((name for name, shard in shards.items() if spec.tensor not in (1, shard.group.size)), None)
+    if odd is not None:
+        why = f"{odd} is shared by {shards[odd].group.size} ranks, and each group of {spec.tensor} has a batch of its own"
+        raise SpecError.of("tensor", spec.tensor, why, f"tensor={shards[odd].group.size}, or group_of({spec.tensor}) for it")
+
+
+def _refuse_none(spec: Spec, planned: bool) -> None:
+    if spec.tensor > 1 and not planned:
+        why = "no plan says which layers are sharded, and no layer of the model is one that ranks share"
+        instead = 'TensorConfig(plan={"*.up": "columns", "*.down": "rows"}), or a layer of restoke.nn'
+        raise SpecError.of("tensor", spec.tensor, why, instead)
 
 
 @final
