@@ -35,6 +35,8 @@ def replicate(
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
     shared = Shared(model)
     shared.start_alike()
+    if shared and not _trained(shared.copies(list(model.parameters()))):
+        return _of_shards(request, model, build(model), state, shared)
     ddp = _wrap(model, request, config, shared)
     optimizer = build(model)
 
@@ -52,10 +54,7 @@ def replicate(
         if late := [p for p in frozen if p.requires_grad]:
             average(late, world.size)
 
-    clip_to = shared.clip if shared else None
-    stepper = torch_stepper(model, optimizer, request.precision, world.device, request.scaler, clip_to=clip_to)
-    stepper = shared.settled(stepper, list(model.parameters()))
-    stepper = _watched(ddp, stepper, reduce_grads, reduce_late)
+    stepper = _watched(ddp, _stepper(request, model, optimizer, shared), reduce_grads, reduce_late)
     sync = set_grad_sync if config.no_sync else _always_in_sync
     held = state(model, optimizer, shared)
     return Parts(
@@ -72,8 +71,49 @@ def replicate(
     )
 
 
+def _stepper(request: Request, model: nn.Module, optimizer: Optimizer, shared: Shared) -> Stepper:
+    clip_to = shared.clip if shared else None
+    stepper = torch_stepper(model, optimizer, request.precision, request.world.device, request.scaler, clip_to=clip_to)
+    return shared.settled(stepper, list(model.parameters()))
+
+
+def _of_shards(
+    request: Request,
+    model: nn.Module,
+    optimizer: Optimizer,
+    state: Callable[[nn.Module, Optimizer, Shared], State],
+    shared: Shared,
+) -> Parts:
+    """Where all that is trained is shards, there is nothing for DDP to average, and it refuses: a head on frozen features."""
+    for tensor in (*model.parameters(), *model.buffers()):
+        if tensor not in shared:
+            dist.broadcast(tensor.data, src=0)
+    stepper, held = _stepper(request, model, optimizer, shared), state(model, optimizer, shared)
+    frozen = shared.copies(list(model.parameters()))
+
+    def reduce_grads() -> None:
+        if _trained(frozen):  # a script unfroze them
+            average(frozen, request.world.size)
+
+    def clip(how: Any) -> Tensor | None:
+        reduce_grads()
+        return stepper.clip(how)
+
+    def step() -> bool:
+        reduce_grads()
+        return stepper.step()
+
+    stepped = evolve(stepper, clip=clip, step=step)
+    parts = Parts(model, model, optimizer, stepped, held, _always_in_sync, reduce_grads, shared.layout)
+    return evolve(parts, average_shards=shared.average, local_buffers=True)
+
+
+def _trained(parameters: list[nn.Parameter]) -> bool:
+    return any(p.requires_grad for p in parameters)
+
+
 def _wrap(model: nn.Module, request: Request, config: DDPConfig, shared: Shared) -> DistributedDataParallel:
-    if not any(p.requires_grad for p in shared.copies(list(model.parameters()))):
+    if not _trained(list(model.parameters())):
         why = "no parameter of the model requires a gradient"
         raise SpecError.of("strategy", request.spec.strategy, why, "strategy=single, or unfreeze some")
     buffers: dict[str, Any] = {} if config.broadcast_buffers else {"broadcast_buffers": False}

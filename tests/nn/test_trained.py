@@ -284,3 +284,33 @@ def test_a_strategy_that_would_take_shards_for_copies_refuses_them() -> None:
     group = Group((0, 1), 1)
     with pytest.raises(SpecError, match="would take it for a copy"):
         refuse_shared(Model(group, together=True), Spec(), Row(name="other"))
+
+
+def with_frozen_trunk(strategy: str) -> list[Any]:
+    session = Session(strategy=strategy, device="cpu", clip=0.3)
+    group = group_of()
+    model = Model(group, together=True)
+    model.trunk.requires_grad_(False)
+    with torch.no_grad():
+        model.trunk.weight.add_(session.world.rank)  # rank 0's counts
+    session.prepare(model, SGD)
+    for x, y in batches():
+        session.backward(loss_of(session, group, True, x, y))
+        session.step()
+    found = trained(session)
+    return [found, found["trunk.weight"].tolist()]
+
+
+@every_row
+def test_a_head_on_frozen_features_is_trained_though_there_is_nothing_to_average(strategy: str) -> None:
+    (found, first), (_, second) = ranks.run(2, with_frozen_trunk, strategy)
+    model = Model(group_of(1), together=False)
+    model.trunk.requires_grad_(False)
+    optimizer = torch.optim.SGD(model.head.parameters(), lr=0.2, momentum=0.9)
+    for x, y in batches():
+        F.cross_entropy(model(x), y).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.3)
+        optimizer.step()
+        optimizer.zero_grad()
+    assert first == second
+    assert_same(found, {name: value.numpy() for name, value in model.state_dict().items()})
