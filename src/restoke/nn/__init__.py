@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from restoke.nn import functional, init
+from restoke.nn.accuracy import parallel_accuracy, parallel_topk
 from restoke.nn.described import describe, plain, shard_of
 from restoke.nn.embedding import ParallelEmbedding
 from restoke.nn.linear import ParallelLinear
+from restoke.nn.losses import ParallelCrossEntropyLoss
+from restoke.nn.margin_linear import ParallelMarginLinear
+from restoke.nn.margins import ArcFace, CombinedMargin, CosFace
 from restoke.nn.registry import register_shard, shards_of
 from restoke.nn.tagging import RegisterParallelDim
 from restoke.nn.tags import (
@@ -17,13 +21,20 @@ from restoke.nn.tags import (
 )
 
 __all__ = [
+    "ArcFace",
+    "CombinedMargin",
+    "CosFace",
+    "ParallelCrossEntropyLoss",
     "ParallelEmbedding",
     "ParallelLinear",
+    "ParallelMarginLinear",
     "RegisterParallelDim",
     "describe",
     "functional",
     "get_parallel_dim",
     "init",
+    "parallel_accuracy",
+    "parallel_topk",
     "plain",
     "register_parallel_attribute",
     "register_parallel_dim",
