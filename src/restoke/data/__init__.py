@@ -12,6 +12,7 @@ from restoke.data.protocols import Watcher
 from restoke.data.seedable import SeedableRandomSampler
 from restoke.data.shard import ShardedBatchSampler, ShardedSampler
 from restoke.data.skip import Skipped, skip_first_batches
+from restoke.data.stream_share import StreamShare
 
 __all__ = [
     "BatchShare",
@@ -23,6 +24,7 @@ __all__ = [
     "ShardedBatchSampler",
     "ShardedSampler",
     "Skipped",
+    "StreamShare",
     "Watcher",
     "make_loader",
     "place",

@@ -116,6 +116,10 @@ class DistributedGroupSampler(Sampler[int]):
         """This rank's entries from place `start` on, which all groups' entries count, behind the restored position."""
         return share(len(self.dataset), self.num_replicas, drop_last=self.drop_last, start=self._start + start)
 
+    def due(self) -> int:
+        """The entries of the whole order that the next iteration deals out to all groups."""
+        return max(len(self.dataset) - self._start - self._skip, 0)
+
     def begin_at(self, start: int) -> None:
         """The next iteration leaves out so many entries of all groups."""
         self._skip = start

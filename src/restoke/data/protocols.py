@@ -46,6 +46,14 @@ class RankAware(Protocol):
 
 
 @runtime_checkable
+class OfWorld(Protocol):
+    """It knows its rank, as streams that split themselves by node do."""
+
+    rank: int
+    world_size: int
+
+
+@runtime_checkable
 class Stateful(Protocol):
     """Its state can be saved; a loader takes it at the start of an epoch."""
 
@@ -89,13 +97,25 @@ def is_rank_aware(axis: str, thing: object, world: World) -> bool:
     Raises:
         DataError: it gives the share of another rank, or of another number of ranks.
     """
-    aware = [item for item in nested(thing) if isinstance(item, RankAware)]
-    for item in aware:
-        if (item.num_replicas, item.rank) != (world.data_size, world.data_rank):
-            got = f"{type(item).__name__}(num_replicas={item.num_replicas}, rank={item.rank})"
+    found = [(item, share) for item in nested(thing) if (share := _share_of(item)) is not None]
+    for item, (rank, ranks) in found:
+        if (ranks, rank) != (world.data_size, world.data_rank):
+            got = f"{type(item).__name__}(num_replicas={ranks}, rank={rank})"
             why = f"this is data rank {world.data_rank} of {world.data_size}"
             raise DataError.of(axis, got, why, f"num_replicas={world.data_size}, rank={world.data_rank}, or leave both out")
-    return bool(aware)
+    return bool(found)
+
+
+def _share_of(item: Any) -> tuple[int, int] | None:
+    """Its rank and the number of ranks, as samplers name them, as streams do, or as `datasets.distributed` keeps them."""
+    if isinstance(item, RankAware):
+        return item.rank, item.num_replicas
+    for holder in (item, getattr(item, "_distributed", None)):
+        if isinstance(holder, OfWorld):
+            found: tuple[Any, Any] = holder.rank, holder.world_size
+            if all(isinstance(number, int) for number in found):
+                return found
+    return None
 
 
 def takes_generator(sampler: object) -> TypeGuard[Generated]:

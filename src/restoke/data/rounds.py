@@ -96,6 +96,19 @@ def spread(groups: Iterable[Batch], head: Batch, ranks: int, *, even: bool) -> I
         yield _parts(_filled(group, head, share * ranks if even else len(group)), ranks, share, len(group))
 
 
+def strided(total: int, ranks: int, size: int, *, drop_last: bool) -> Iterator[Tally]:
+    """The counts of an order of `total` entries of which every rank takes every `ranks`-th, as many as the others, in batches
+    of `size`; those that lack are repeated, or with `drop_last` the last are dropped."""
+    own = total // ranks if drop_last else -(-total // ranks)
+    real = [min(own, -(-max(total - rank, 0) // ranks)) for rank in range(ranks)]
+    for at in range(0, own, size):
+        count = min(size, own - at)
+        if min(real) >= at + count:
+            yield whole(count, ranks)
+        else:
+            yield Tally((count,) * ranks, tuple(min(max(mine - at, 0), count) for mine in real))
+
+
 def _filled(batch: Batch, head: Batch, size: int) -> Batch:
     missing = size - len(batch)
     return [*batch, *islice(cycle(head), missing)] if missing > 0 else batch

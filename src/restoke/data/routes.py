@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import repeat
+from functools import partial
+from itertools import chain, repeat
 from typing import Any
 
 from attrs import evolve, frozen
@@ -15,7 +16,7 @@ from restoke.data.dealing import Dealing, check_cut
 from restoke.data.group_sampler import DistributedGroupSampler
 from restoke.data.options import Options
 from restoke.data.protocols import Counting, is_rank_aware, nested
-from restoke.data.rounds import Tally
+from restoke.data.rounds import Tally, strided
 from restoke.data.seedable import seedable
 from restoke.data.shard import ShardedBatchSampler, ShardedSampler, share
 from restoke.errors import DataError
@@ -35,13 +36,14 @@ class Route:
     left: Callable[[int], int]  # this rank's batches from a position on; raises TypeError where that is unknown
     begin: Callable[[int], int]  # lets the next iteration begin there; returns how many batches it must skip itself
     counting: tuple[Counting, ...] = ()  # samplers that count their own position, in batches
+    tallies: Callable[[], Iterator[Tally | None]] = partial(repeat, None)  # of the batches, where nothing deals whole ones
     share: BatchShare | None = None  # what deals whole batches
     spread: bool = False  # the parts of all ranks, not this rank's
 
     def dealt(self) -> Iterator[tuple[Any, Tally | None]]:
         """The indices, each batch with the count of its step where that is known."""
         if self.share is None:
-            return zip(self.indices, repeat(None), strict=False)
+            return zip(self.indices, self.tallies(), strict=False)
         return self.share.spread() if self.spread else self.share.dealt()
 
 
@@ -140,7 +142,23 @@ def _by_samples(options: Options, world: World) -> Route:
         return 0
 
     stride = (size or 1) * world.data_size
-    return Route(indices, shown, None if size is None else indices, "samples", stride, left, begin)
+    return Route(
+        indices,
+        shown,
+        None if size is None else indices,
+        "samples",
+        stride,
+        left,
+        begin,
+        tallies=partial(_tallies, sharded, size or 1),
+    )
+
+
+def _tallies(sharded: ShardedSampler | DistributedGroupSampler, size: int) -> Iterator[Tally | None]:
+    """Where the order turns out to be longer than it said, the rest is unknown."""
+    entries = sharded.due()
+    known = () if entries is None else strided(entries, sharded.num_replicas, size, drop_last=sharded.drop_last)
+    return chain(known, repeat(None))
 
 
 def _sharded(options: Options, world: World) -> tuple[ShardedSampler | DistributedGroupSampler, Any]:

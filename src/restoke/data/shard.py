@@ -103,17 +103,24 @@ class ShardedSampler(Sampler[Any]):
 
     def left(self, start: int) -> int:
         """This rank's entries from place `start` of the global order on. Raises TypeError if the sampler has no length."""
-        total = self.sampler.dataset if type(self.sampler) is DistributedSampler else self.sampler
-        return share(length_of(total), self.num_replicas, drop_last=self.drop_last, start=start)
+        return share(length_of(self._order), self.num_replicas, drop_last=self.drop_last, start=start)
 
     def begin_at(self, start: int) -> None:
         """The next iteration leaves out the first `start` entries of the global order."""
         self._start = start
 
+    def due(self) -> int | None:
+        """The entries of the global order that the next iteration deals out; None where unknown."""
+        return max(len(self._order) - self._start, 0) if isinstance(self._order, Sized) else None
+
     def set_epoch(self, epoch: int) -> None:
         """Tell the samplers inside."""
         self.epoch = epoch
         tell_epoch(self.sampler, epoch)
+
+    @property
+    def _order(self) -> Any:
+        return self.sampler.dataset if type(self.sampler) is DistributedSampler else self.sampler
 
 
 @final
