@@ -8,6 +8,7 @@ import torch
 
 from restoke.data import Dealing
 from restoke.facades.accelerate.collecting import Collecting
+from restoke.facades.accelerate.loaders import dealing_of
 from restoke.facades.accelerate.plugins import DataLoaderConfiguration, ProjectConfiguration
 from restoke.facades.accelerate.state import AcceleratorState, type_of
 from restoke.facades.accelerate.words import DistributedType
@@ -18,6 +19,7 @@ SINGLE = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.FSDP, D
 class Access(Collecting):
     """Properties."""
 
+    rng_types: Any
     state: AcceleratorState
     project_configuration: ProjectConfiguration
     _config: DataLoaderConfiguration
@@ -37,6 +39,16 @@ class Access(Collecting):
     @property
     def native_amp(self) -> bool:
         return self.session.spec.precision != "fp32"
+
+    @property
+    def dataloader_config(self) -> DataLoaderConfiguration:
+        """For loaders that are prepared from now on."""
+        return self._config
+
+    @dataloader_config.setter
+    def dataloader_config(self, value: DataLoaderConfiguration) -> None:
+        self._config = value
+        self._loaders.dealing = dealing_of(value, self.rng_types, self.device_placement)
 
     @property
     def dealing(self) -> Dealing:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -22,6 +23,7 @@ class Collecting(Training):
     """All but the properties are collective: every rank calls them."""
 
     gradient_state: GradientState
+    HABITS: ClassVar[bool]
     _pulled: bool = False
 
     def gather(self, tensor: Any) -> Any:
@@ -77,6 +79,11 @@ class Collecting(Training):
             return
         foreign = next((item for item in joinables if not isinstance(item, Joinable)), None)
         if foreign is not None:
+            if self.HABITS:
+                said = f"joining uneven inputs is only supported for multi-GPU (DDP) models, not for {type(foreign).__name__}"
+                warnings.warn(said, UserWarning, stacklevel=3)
+                yield
+                return
             why = f"{self.session.spec.strategy} needs every rank in every step"
             raise SpecError.of("joinables", type(foreign).__name__, why, "even_batches=True, or strategy=ddp")
         with ExitStack() as stack:

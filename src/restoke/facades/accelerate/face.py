@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import weakref
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, Self
 
-from restoke.data import Dealing
 from restoke.errors import SpecError
-from restoke.facades.accelerate.access import Access
 from restoke.facades.accelerate.backward import Backward
+from restoke.facades.accelerate.book import Book
 from restoke.facades.accelerate.declare import Handlers, spec_of
 from restoke.facades.accelerate.group import wait_at_most
-from restoke.facades.accelerate.loaders import Loaders
+from restoke.facades.accelerate.loaders import Loaders, dealing_of
 from restoke.facades.accelerate.micro import Micro
 from restoke.facades.accelerate.models import Models
 from restoke.facades.accelerate.plugins import (
@@ -21,12 +23,13 @@ from restoke.facades.accelerate.plugins import (
     ProjectConfiguration,
 )
 from restoke.facades.accelerate.state import AcceleratorState, GradientState, PartialState
+from restoke.facades.accelerate.tracking import Tracking
 from restoke.session import Session
 from restoke.spec import Spec
 from restoke.world import World
 
 
-class Face(Access):
+class Face(Tracking):
     """See `Accelerator`. `HABITS` are those that Accelerate taught its scripts: schedulers step once per process and call,
     and short windows are divided as full ones."""
 
@@ -82,18 +85,22 @@ class Face(Access):
             base=spec,
         )
         self.session = session = Session(declared)
-        wait_at_most(self._handlers.get(InitProcessGroupKwargs).timeout)
+        self._patience = wait_at_most(self._handlers.get(InitProcessGroupKwargs).timeout)
         plugin.num_steps = session.spec.accumulate
         self._micro = Micro(plugin, full=self.HABITS, several=session.world.size > 1)
         session.windows = self._micro.windows
         self._held = Models(session, self._micro, made.block_classes)
         self._backward = Backward(session, self._held, self._micro)
         self._config = dataloader_config or DataLoaderConfiguration()
-        self._loaders = Loaders(session.world, self._micro, _dealing(self._config, split_batches, rng_types, device_placement))
+        if split_batches is not None:
+            self._config.split_batches = split_batches
+        self._loaders = Loaders(session.world, self._micro, dealing_of(self._config, rng_types, device_placement))
         self._optimizers, self._schedulers, self._placed = [], [], {}
         self.device_placement, self.step_scheduler_with_optimizer = device_placement, step_scheduler_with_optimizer
         self.rng_types = rng_types
         self.project_configuration = _project(project_dir, project_config)
+        self._book, self._save_hooks, self._load_hooks = Book(self), OrderedDict(), OrderedDict()
+        self.trackers, self.log_with = [], self._read_trackers(log_with)
         self.gradient_state = GradientState(micro=self._micro)
         self._share()
 
@@ -103,6 +110,13 @@ class Face(Access):
             kept["session"] = self.session
         GradientState._shared_state["micro"] = self._micro
         self.state = AcceleratorState()
+
+    def _check_state(self) -> None:
+        self.state.world  # noqa: B018 - raises
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        _LIVE[id(self)] = self
+        return _again, (type(self), id(self), os.getpid(), self.session.spec.declared())
 
     @property
     def world(self) -> World:
@@ -114,6 +128,15 @@ class Face(Access):
 
     def __deepcopy__(self, memo: Any) -> Self:
         return self
+
+
+_LIVE: weakref.WeakValueDictionary[int, Face] = weakref.WeakValueDictionary()
+
+
+def _again(cls: type[Face], key: int, process: int, spec: dict[str, Any]) -> Face:
+    """In the process that pickled it, the same Accelerator; in another one, one of the same declaration."""
+    live = _LIVE.get(key) if process == os.getpid() else None
+    return cls(spec=spec) if live is None else live
 
 
 def _one_of(**given: Any) -> Any:
@@ -141,22 +164,6 @@ def _accumulation(steps: int, plugin: GradientAccumulationPlugin | None) -> Grad
         raise SpecError.of("gradient_accumulation_steps", steps, why, "one of the two")
     return GradientAccumulationPlugin(
         plugin.num_steps or steps, plugin.adjust_scheduler, plugin.sync_with_dataloader, plugin.sync_each_batch
-    )
-
-
-def _dealing(config: DataLoaderConfiguration, split: bool | None, rng_types: Sequence[Any] | None, placed: bool) -> Dealing:
-    if split is not None:
-        config.split_batches = split
-    kinds: Any = ("generator",) if rng_types is None else tuple(str(kind) for kind in rng_types)
-    return Dealing(
-        split_batches=config.split_batches,
-        even_batches=config.even_batches,
-        dispatch_batches=config.dispatch_batches,
-        use_seedable_sampler=config.use_seedable_sampler,
-        data_seed=config.data_seed,
-        non_blocking=config.non_blocking or None,
-        rng_types=kinds,
-        device_placement=placed,
     )
 
 

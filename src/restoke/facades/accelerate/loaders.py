@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, final
 
@@ -10,8 +11,23 @@ import attrs
 
 from restoke.data import BatchShare, Dealing, Loader, take_loader
 from restoke.facades.accelerate.micro import Micro
-from restoke.said import say_once
+from restoke.facades.accelerate.plugins import DataLoaderConfiguration
 from restoke.world import World
+
+
+def dealing_of(config: DataLoaderConfiguration, rng_types: Sequence[Any] | None, placed: bool) -> Dealing:
+    """How the batches of loaders are dealt to the ranks."""
+    kinds: Any = ("generator",) if rng_types is None else tuple(str(kind) for kind in rng_types)
+    return Dealing(
+        split_batches=config.split_batches,
+        even_batches=config.even_batches,
+        dispatch_batches=config.dispatch_batches,
+        use_seedable_sampler=config.use_seedable_sampler,
+        data_seed=config.data_seed,
+        non_blocking=config.non_blocking or None,
+        rng_types=kinds,
+        device_placement=placed,
+    )
 
 
 @final
@@ -21,6 +37,7 @@ class Loaders:
     def __init__(self, world: World, micro: Micro, dealing: Dealing) -> None:
         self._world, self._micro, self.dealing = world, micro, dealing
         self.taken: list[tuple[Any, Loader]] = []
+        self._awaiting: list[dict[str, Any]] = []  # states that were loaded before their loaders came
 
     def take(self, loader: Any, placed: bool) -> Loader:
         """The loader of this rank's share. Twice is once.
@@ -33,6 +50,8 @@ class Loaders:
                 return known
         made = take_loader(loader, world=self._world, dealing=attrs.evolve(self.dealing, device_placement=placed))
         self._micro.watch(made)
+        if self._awaiting:
+            made.load_state_dict(self._awaiting.pop(0))
         self.taken.append((loader, made))
         return made
 
@@ -49,7 +68,7 @@ class Loaders:
         """Within it, loaders of indexed datasets deal evenly or not."""
         shares = [made.batch_sampler for _, made in self.taken if isinstance(made.batch_sampler, BatchShare)]
         if len(shares) < len(self.taken):
-            say_once("even_batches is overridden for loaders of indexed datasets alone")
+            warnings.warn("overriding even_batches is only supported for map-style datasets", UserWarning, stacklevel=4)
         before = [share.even_batches for share in shares]
         try:
             for share in shares:
@@ -58,3 +77,13 @@ class Loaders:
         finally:
             for share, was in zip(shares, before, strict=True):
                 share.even_batches = was
+
+    def state_dict(self) -> list[dict[str, Any]]:
+        """Where each loader is in its epoch."""
+        return [made.state_dict() for _, made in self.taken]
+
+    def load_state_dict(self, states: list[dict[str, Any]]) -> None:
+        """Put each loader where it was; those that come later, when they do."""
+        self._awaiting = list(states[len(self.taken) :])
+        for (_, made), state in zip(self.taken, states, strict=False):
+            made.load_state_dict(state)

@@ -39,6 +39,10 @@ class Preparing(ProcessControl):
     device_placement: bool
     step_scheduler_with_optimizer: bool
 
+    @abstractmethod
+    def _check_state(self) -> None:
+        """Raises SessionError where the script has reset the states."""
+
     @property
     @abstractmethod
     def _scheduler_steps(self) -> int:
@@ -52,6 +56,7 @@ class Preparing(ProcessControl):
             SessionError: nothing was given.
             SpecError: the declaration cannot be obeyed for one of them.
         """
+        self._check_state()
         if not args:
             raise SessionError.of("prepare", "nothing", "there is nothing to prepare", "prepare(model, optimizer, loader)")
         places = list(device_placement) if device_placement is not None else [None] * len(args)

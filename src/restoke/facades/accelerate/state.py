@@ -37,6 +37,18 @@ def type_of(spec: Spec, world: World) -> DistributedType:
     return TYPES.get(spec.strategy) or DEVICES.get(world.device.type, DistributedType.MULTI_GPU)
 
 
+class StateError(SessionError, AttributeError):
+    """A state was asked that was reset."""
+
+
+def reset(name: str) -> StateError:
+    """The error for a state of this name."""
+    why = f"`{name}` object has no attribute any more. This happens if `{name}._reset_state()` was called"
+    error = StateError.of(name, "reset", why, "make it, or the Accelerator, anew")
+    assert isinstance(error, StateError)
+    return error
+
+
 class Shared(ProcessControl):
     """All instances of a class have one state, which the first one, or an Accelerator, makes."""
 
@@ -50,8 +62,7 @@ class Shared(ProcessControl):
     def _session(self) -> Session:
         session = self._shared_state.get("session")
         if session is None:
-            name = type(self).__name__
-            raise SessionError.of(name, "reset", "its state was reset", f"make the {name}, or the Accelerator, anew")
+            raise reset(type(self).__name__)
         assert isinstance(session, Session)
         return session
 
@@ -61,7 +72,13 @@ class Shared(ProcessControl):
 
     @property
     def distributed_type(self) -> DistributedType:
-        return type_of(self._session.spec, self.world)
+        given: DistributedType | None = self._shared_state.get("distributed_type")
+        return given or type_of(self._session.spec, self.world)
+
+    @distributed_type.setter
+    def distributed_type(self, value: DistributedType) -> None:
+        """For what reads it here alone: it changes nothing of what runs."""
+        self._shared_state["distributed_type"] = value
 
     @property
     def backend(self) -> str | None:
@@ -70,8 +87,15 @@ class Shared(ProcessControl):
 
     @property
     def debug(self) -> bool:
-        """Every gather checks shapes here, always."""
+        """Whether collectives check shapes: they always do."""
         return True
+
+    @debug.setter
+    def debug(self, value: bool) -> None:
+        """Of no effect: they always do."""
+
+    def destroy_process_group(self, group: Any = None) -> None:
+        """Nothing: the group lives as long as the process, and ends in order with it."""
 
     def __repr__(self) -> str:
         lines = {
@@ -103,9 +127,6 @@ class PartialState(Shared):
     @property
     def default_device(self) -> torch.device:
         return self.device
-
-    def destroy_process_group(self, group: Any = None) -> None:
-        """Nothing: the group lives as long as the process, and ends in order with it."""
 
     @classmethod
     def _reset_state(cls) -> None:
