@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from restoke.nn import functional, init
 from restoke.nn.accuracy import parallel_accuracy, parallel_topk
+from restoke.nn.convert import convert_parallel_embedding, convert_parallel_linear
 from restoke.nn.described import describe, plain, shard_of
 from restoke.nn.embedding import ParallelEmbedding
+from restoke.nn.ignored import register_ddp_parameters_to_ignore
 from restoke.nn.linear import ParallelLinear
 from restoke.nn.losses import ParallelCrossEntropyLoss
 from restoke.nn.margin_linear import ParallelMarginLinear
 from restoke.nn.margins import ArcFace, CombinedMargin, CosFace
 from restoke.nn.registry import register_shard, shards_of
+from restoke.nn.state_dict import collect_state_dict, relocate_state_dict
 from restoke.nn.tagging import RegisterParallelDim
 from restoke.nn.tags import (
     get_parallel_dim,
@@ -29,6 +32,9 @@ __all__ = [
     "ParallelLinear",
     "ParallelMarginLinear",
     "RegisterParallelDim",
+    "collect_state_dict",
+    "convert_parallel_embedding",
+    "convert_parallel_linear",
     "describe",
     "functional",
     "get_parallel_dim",
@@ -36,9 +42,11 @@ __all__ = [
     "parallel_accuracy",
     "parallel_topk",
     "plain",
+    "register_ddp_parameters_to_ignore",
     "register_parallel_attribute",
     "register_parallel_dim",
     "register_shard",
+    "relocate_state_dict",
     "set_attribute",
     "shard_of",
     "shards_of",

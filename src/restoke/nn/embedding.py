@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from restoke.distributed.groups import Group, get_group
 from restoke.distributed.shards import Shard
 from restoke.errors import SpecError
+from restoke.nn.alike import check_alike
+from restoke.nn.conversion import KINDS, Kind, Names, convert
 from restoke.nn.functional.embedding import from_front, parallel_embedding
 from restoke.nn.init import sharded_
 from restoke.nn.owned import adopt, counted, empty_part, say_of
@@ -106,8 +108,17 @@ class ParallelEmbedding(nn.Module):
                 self.weight[row].zero_()
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 (torch's name)
+        if self.dim is not None:
+            check_alike(self, input, self.group)
         options = (self.padding_idx, self.max_norm, self.norm_type, self.scale_grad_by_freq, self.sparse, self.dim)
         return parallel_embedding(input, self.weight, *options, shard=self.shards["weight"], group=self.group)
+
+    @classmethod
+    def convert_parallel_embedding(
+        cls, module: nn.Module, dim: int | None = None, *, names: Names = None, group: Group | None = None
+    ) -> nn.Module:
+        """See `restoke.nn.convert_parallel_embedding`."""
+        return convert(module, nn.Embedding, dim, names, group)
 
     def extra_repr(self) -> str:
         said = [f"{self.num_embeddings}, {self.embedding_dim}"]
@@ -125,3 +136,6 @@ def embedding_shards(rows: int, columns: int, dim: int | None, group: Group) -> 
     if dim is None:
         return {"weight": None}
     return {"weight": Shard(group, 0, rows) if dim == 0 else Shard(group, 1, columns)}
+
+
+KINDS[nn.Embedding] = Kind(ParallelEmbedding, ("num_embeddings", "embedding_dim"), embedding_shards)

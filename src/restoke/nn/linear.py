@@ -10,6 +10,9 @@ from torch import Tensor, nn
 
 from restoke.distributed.groups import Group, get_group
 from restoke.distributed.shards import Shard
+from restoke.nn.alike import check_alike
+from restoke.nn.conversion import KINDS, Kind, Names, convert
+from restoke.nn.described import Part
 from restoke.nn.functional.linear import parallel_linear
 from restoke.nn.init import alike_, sharded_
 from restoke.nn.owned import adopt, counted, empty_part, say_of
@@ -75,7 +78,16 @@ class ParallelLinear(nn.Module):
             alike_(nn.init.uniform_, self.bias, self.group, -bound, bound)
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 (torch's name)
+        if self.dim is not None and not isinstance(input, Part):
+            check_alike(self, input, self.group)
         return parallel_linear(input, self.weight, self.bias, self.dim, shard=self.shards["weight"], group=self.group)
+
+    @classmethod
+    def convert_parallel_linear(
+        cls, module: nn.Module, dim: int | None = None, *, names: Names = None, group: Group | None = None
+    ) -> nn.Module:
+        """See `restoke.nn.convert_parallel_linear`."""
+        return convert(module, nn.Linear, dim, names, group)
 
     def extra_repr(self) -> str:
         shared = f", dim={self.dim}, ranks={self.group.size}" if self.dim is not None else ""
@@ -93,3 +105,6 @@ def linear_shards(in_features: int, out_features: int, dim: int | None, group: G
     if dim == 0:
         return {"weight": Shard(group, 1, in_features), "bias": None}
     return {"weight": Shard(group, 0, out_features), "bias": Shard(group, 0, out_features)}
+
+
+KINDS[nn.Linear] = Kind(ParallelLinear, ("in_features", "out_features"), linear_shards)

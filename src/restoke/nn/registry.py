@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from torch import Tensor, nn
@@ -32,17 +33,29 @@ def register_shard(module: nn.Module, name: str, shard: Shard | None) -> None:
 
 def shards_of(model: nn.Module) -> dict[str, Shard]:
     """The shards among a model's parameters and buffers by name, a tied one by its first. Groups of one count as whole."""
-    found: dict[str, Shard] = {}
-    seen: set[int] = set()
-    for prefix, module in model.named_modules():
-        for name, tensor in (*module._parameters.items(), *module._buffers.items()):
-            if tensor is None or id(tensor) in seen:
-                continue
-            shard = registered(module, name, tensor)
-            if shard is not None and shard.group.size > 1:
-                seen.add(id(tensor))
-                found[f"{prefix}.{name}" if prefix else name] = shard
-    return found
+    firsts: dict[int, tuple[str, Shard]] = {}
+    for name, tensor, shard in _named(model):
+        firsts.setdefault(id(tensor), (name, shard))
+    return dict(firsts.values())
+
+
+def all_shards(model: nn.Module) -> dict[str, Shard]:
+    """The same, a tied one by each of its names."""
+    return {name: shard for name, _, shard in _named(model)}
+
+
+def _named(model: nn.Module) -> Iterator[tuple[str, Tensor, Shard]]:
+    """By every name, also of a module that borrows a layer's parameter and says nothing of it."""
+    own = [
+        (f"{prefix}.{name}" if prefix else name, tensor, registered(module, name, tensor))
+        for prefix, module in model.named_modules(remove_duplicate=False)
+        for name, tensor in (*module._parameters.items(), *module._buffers.items())
+        if tensor is not None
+    ]
+    known = {id(tensor): shard for _, tensor, shard in own if shard is not None and shard.group.size > 1}
+    for name, tensor, _ in own:
+        if id(tensor) in known:
+            yield name, tensor, known[id(tensor)]
 
 
 def registered(module: nn.Module, name: str, tensor: Tensor) -> Shard | None:
