@@ -15,6 +15,7 @@ from torch import Tensor
 
 from restoke.distributed.shards import Shard
 from restoke.errors import SpecError
+from restoke.nn.provenance import remember
 
 # one element from one element, at the same place
 ELEMENTWISE = frozenset(
@@ -76,7 +77,9 @@ def describe(tensor: Tensor, shard: Shard) -> Tensor:
     if tensor.shape[shard.dim] != shard.length:
         why = f"rank {shard.group.rank} of {shard.group.size} holds {shard.length} of {shard.size} along dimension {shard.dim}"
         raise SpecError.of("shard", tuple(tensor.shape), why, "a tensor of that length there")
-    return _with(tensor, shard)
+    part = _with(tensor, shard)
+    remember(part, shard)
+    return part
 
 
 def plain(tensor: Tensor) -> Tensor:
@@ -123,10 +126,14 @@ def _follow(name: str, parts: list[Part], args: Any, out: Any) -> Any:
         return plain(out) if isinstance(out, Tensor) else out
     first = parts[0]
     known = first._described
-    if isinstance(known, Lost):
-        return _with(out, known)
-    same = all(isinstance(p._described, Shard) and p._described.size == known.size for p in parts)
-    return _with(out, known.along(known.dim) if same and _keeps(name, known, first, args, out) else Lost(known, name))
+    what: Shard | Lost = known
+    if not isinstance(known, Lost):
+        same = all(isinstance(p._described, Shard) and p._described.size == known.size for p in parts)
+        what = known.along(known.dim) if same and _keeps(name, known, first, args, out) else Lost(known, name)
+    if isinstance(out, Part):  # done in place: no other tensor, or a leaf would be none any more
+        out._described = what
+        return out
+    return _with(out, what)
 
 
 def _keeps(name: str, shard: Shard, part: Tensor, args: Any, out: Tensor) -> bool:
