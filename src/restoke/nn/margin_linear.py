@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from restoke.distributed.groups import Group, get_group
 from restoke.distributed.shards import Shard
+from restoke.nn.alike import check_alike
 from restoke.nn.functional.margin_linear import parallel_margin_linear
 from restoke.nn.init import sharded_
 from restoke.nn.margins import ArcFace, Margin
@@ -71,6 +72,7 @@ class ParallelMarginLinear(nn.Module):
             input: features of all rows, alike on every rank of the group (`gather_rows`).
             target: numbers of their classes, int64; None: no margin, as when testing.
         """
+        check_alike(self, input, self.shard.group)
         how = {"shard": self.shard, "margin": self.margin, "scale": self.scale}
         return parallel_margin_linear(input, self.weight, target, **how)  # type: ignore[arg-type]
 
