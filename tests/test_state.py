@@ -63,6 +63,7 @@ def test_tied_weights_load_into_a_model_that_has_untied_them(tmp_path: Path) -> 
     two.prepare(untied, OptimizerSpec(torch.optim.SGD, {"lr": 0.1}))
     with pytest.raises(CheckpointError, match="parameter groups"):
         two.load(tmp_path)
+    two.load(tmp_path, strict=False)
     assert torch.equal(untied.head.weight, one.parts.module.head.weight)
 
 
@@ -90,26 +91,77 @@ def test_restoring_copies(tmp_path: Path) -> None:
         (mlp, OptimizerSpec(torch.optim.AdamW, {"lr": 0.1}, ({"params": "*.bias"},)), "parameter groups"),
     ],
 )
-def test_what_does_not_fit_is_refused(tmp_path: Path, model: Any, optimizer: OptimizerSpec, says: str) -> None:
+def test_what_does_not_fit_is_refused_and_nothing_is_changed(
+    tmp_path: Path, model: Any, optimizer: OptimizerSpec, says: str
+) -> None:
     one = trained(mlp())
     step(one)
     one.save(tmp_path)
+    two = trained(model(), optimizer)
+    before = {name: tensor.clone() for name, tensor in two.parts.module.state_dict().items()}
     with pytest.raises(CheckpointError, match=says):
-        trained(model(), optimizer).load(tmp_path)
+        two.load(tmp_path)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in two.parts.module.state_dict().items())
+    assert (two.steps, two.parts.optimizer.state) == (0, {})
+
+
+@pytest.mark.parametrize("other", ["none", "another", "registered"])
+def test_what_the_session_lacks_is_refused_before_anything_is_changed(tmp_path: Path, other: str) -> None:
+    one, two = Session(), Session()
+    one.prepare(mlp(), ADAM, lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 1))
+    step(one)
+    one.save(tmp_path)
+    schedulers = {"none": None, "another": lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)}
+    two.prepare(model := mlp(), ADAM, schedulers.get(other, lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 1)))
+    if other == "registered":
+        two.register("another", nn.Linear(1, 1))
+    with pytest.raises(CheckpointError, match=f"{'registered' if other == 'registered' else 'schedulers'}=.* strict=False"):
+        two.load(tmp_path)
+    assert torch.equal(model[0].weight, mlp()[0].weight)
+    two.load(tmp_path, strict=False)
+    assert torch.equal(model[0].weight, one.parts.module[0].weight)
 
 
 def test_without_strictness_what_fits_is_loaded_and_the_rest_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    one = trained(mlp(), OptimizerSpec(torch.optim.SGD, {"lr": 0.1}))
+    one = Session()
+    one.prepare(mlp(), ADAM, lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 1))
+    step(one)
     one.save(tmp_path)
-    model = mlp()
-    del model[2]
-    assert model[0].weight is not None
-    other = Session()
-    other.prepare(model, OptimizerSpec(torch.optim.SGD, {"lr": 0.1}))
-    with pytest.raises(CheckpointError, match="parameter groups"):
-        other.load(tmp_path, strict=False)
-    assert torch.equal(model[0].weight, one.parts.module[0].weight)
-    assert capsys.readouterr().err == ""
+    two, model = Session(), nn.Sequential(*mlp()[:2], nn.Linear(3, 1), nn.Linear(1, 1))  # type: ignore[index]
+    groups = ({"params": "*.bias", "weight_decay": 0.5, "lr": 7.0}, {"params": "3.*", "lr": 5.0})
+    two.prepare(
+        model, OptimizerSpec(torch.optim.AdamW, {}, groups), lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    )
+    two.load(tmp_path, strict=False)
+    for name in ("0.weight", "0.bias", "2.weight", "2.bias"):
+        mine, theirs = model.get_parameter(name), one.parts.module.get_parameter(name)
+        assert torch.equal(mine, theirs)
+        assert torch.equal(two.parts.optimizer.state[mine]["exp_avg"], one.parts.optimizer.state[theirs]["exp_avg"])
+    assert model[3].weight not in two.parts.optimizer.state
+    assert [group["lr"] for group in two.parts.optimizer.param_groups] == [
+        one.parts.optimizer.param_groups[0]["lr"],
+        5.0,
+        one.parts.optimizer.param_groups[0]["lr"],
+    ]
+    assert [line.removeprefix("restoke: ") for line in capsys.readouterr().err.splitlines()] == [
+        "3.bias: the checkpoint has none",
+        "3.weight: the checkpoint has none",
+        "optimizer AdamW: its parameter groups are others, whose options follow most of their parameters; "
+        "2 parameters begin anew, 0 are left out",
+        "schedulers: the checkpoint has them for another number of parameter groups: none was restored",
+    ]
+    step(two)
+
+
+def test_without_strictness_another_optimizer_begins_anew(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one = trained(mlp())
+    step(one)
+    one.save(tmp_path)
+    two = trained(mlp(), OptimizerSpec(torch.optim.SGD, {"lr": 0.3, "momentum": 0.9}))
+    two.load(tmp_path, strict=False)
+    assert torch.equal(two.parts.module[0].weight, one.parts.module[0].weight)
+    assert (two.parts.optimizer.param_groups[0]["lr"], two.parts.optimizer.state) == (0.3, {})
+    assert capsys.readouterr().err.endswith("AdamW: this run's optimizer is SGD, whose state is another, and begins anew\n")
 
 
 def test_a_float32_state_loads_into_a_bfloat16_model(tmp_path: Path) -> None:

@@ -53,35 +53,48 @@ class OptimizerState:
             why = f"{foreign} of its parameters are none of the model's, and have no name to be saved by"
             raise CheckpointError.of("optimizer", type(self._optimizer).__name__, why, "make them parameters of the model")
 
-    def restore(self, saved: Saved) -> None:
-        """Raises CheckpointError: it was saved by another kind of optimizer, or with other groups."""
-        names = self._names()
-        theirs = saved.values["optimizer"]
-        groups, kind = self._optimizer.param_groups, type(self._optimizer).__name__
+    def check(self, saved: Saved, strict: bool) -> list[str]:
+        """What will not be restored. Raises CheckpointError where `strict`: it is of another kind of optimizer, or groups."""
+        kind, theirs = type(self._optimizer).__name__, saved.values["optimizer"]
         if theirs["class"] != kind:
             why = f"this run's optimizer is {kind}, whose state is another"
-            raise CheckpointError.of(
-                "optimizer", theirs["class"], why, f"train with {theirs['class']}, or load the weights alone"
-            )
-        mine = [[names[id(p)] for p in group["params"]] for group in groups]
-        if [group["params"] for group in theirs["groups"]] != mine:
-            got = [len(group["params"]) for group in theirs["groups"]]
+            if strict:
+                instead = f"train with {theirs['class']}, or strict=False for the weights without it"
+                raise CheckpointError.of("optimizer", theirs["class"], why, instead)
+            return [f"optimizer {theirs['class']}: {why}, and begins anew"]
+        mine, saved_as = self._grouped(), [group["params"] for group in theirs["groups"]]
+        if mine == saved_as:
+            return []
+        if strict:
+            got = [len(group) for group in saved_as]
             why = f"its parameter groups hold {got} parameters, this optimizer's {[len(group) for group in mine]}, or others"
-            raise CheckpointError.of(
-                "optimizer", theirs["class"], why, "build the optimizer with the groups that it was saved with"
-            )
-        parameters = dict(zip([name for group in mine for name in group], self._parameters(), strict=True))
+            instead = "build the optimizer with the groups that it was saved with, or strict=False"
+            raise CheckpointError.of("optimizer", theirs["class"], why, instead)
+        here, there = ({name for group in groups for name in group} for groups in (mine, saved_as))
+        others = f"{len(here - there)} parameters begin anew, {len(there - here)} are left out"
+        return [f"optimizer {kind}: its parameter groups are others, whose options follow most of their parameters; {others}"]
+
+    def restore(self, saved: Saved) -> None:
+        """The state of each parameter that both have, and the options of its group; of another class, nothing."""
+        theirs = saved.values["optimizer"]
+        if theirs["class"] != type(self._optimizer).__name__:
+            return
+        parameters = dict(zip([name for group in self._grouped() for name in group], self._parameters(), strict=True))
         index = {name: i for i, name in enumerate(parameters)}
-        state: dict[int, dict[str, Any]] = {index[name]: dict(fields) for name, fields in theirs["fields"].items()}
+        state = {index[name]: dict(fields) for name, fields in theirs["fields"].items() if name in index}
         for key in saved.keys():  # noqa: SIM118
-            if key.startswith("optimizer/"):
-                name, _, entry = key.removeprefix("optimizer/").rpartition("/")
+            name, _, entry = key.removeprefix("optimizer/").rpartition("/")
+            if key.startswith("optimizer/") and name in index:
                 state.setdefault(index[name], {})[entry] = self._read(saved, key, parameters[name])
         for name, i in index.items():
             if i in state:
                 state[i] = packed(state[i], parameters[name].dtype)
         self._load(state, theirs["groups"], index)
         self._keep_dtypes(state, index, saved)
+
+    def _grouped(self) -> list[list[str]]:
+        names = self._names()
+        return [[names[id(p)] for p in group["params"]] for group in self._optimizer.param_groups]
 
     def _parameters(self) -> list[Tensor]:
         return [p for group in self._optimizer.param_groups for p in group["params"]]
@@ -95,8 +108,8 @@ class OptimizerState:
     def _load(self, state: dict[int, dict[str, Any]], groups: list[dict[str, Any]], index: dict[str, int]) -> None:
         """Through torch's own loader, which places and casts. Options that the checkpoint lacks keep their values."""
         merged = [
-            {**mine, **theirs, "params": [index[name] for name in theirs["params"]]}
-            for mine, theirs in zip(self._optimizer.param_groups, groups, strict=True)
+            {**mine, **_options(names, groups), "params": [index[name] for name in names]}
+            for mine, names in zip(self._optimizer.param_groups, self._grouped(), strict=True)
         ]
         self._optimizer.load_state_dict({"state": state, "param_groups": merged})
 
@@ -112,3 +125,9 @@ class OptimizerState:
                 now = self._optimizer.state[p][entry]
                 if isinstance(value, Tensor) and now.dtype != value.dtype:
                     self._optimizer.state[p][entry] = value.to(now.device)
+
+
+def _options(names: list[str], groups: list[dict[str, Any]]) -> dict[str, Any]:
+    """Those of the saved group that most of these parameters were in; none where no group had any of them."""
+    shared = [len({*group["params"]} & {*names}) for group in groups]
+    return groups[shared.index(max(shared))] if any(shared) else {}

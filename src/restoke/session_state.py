@@ -33,6 +33,7 @@ def capture(session: Session, extras: Mapping[str, Any]) -> Captured:
         "window": [session.windows.done, session.windows.length],
         "scaler": None if scaler is None else scaler.torch.state_dict(),
         "schedulers": [_scheduler_state(scheduler) for scheduler in session.schedulers],
+        "scheduler_classes": _classes(session.schedulers),
     }
     captured.values["rank/registered"] = {name: thing.state_dict() for name, thing in session.registered.items()}
     captured.values["extras"] = dict(extras)
@@ -72,13 +73,18 @@ def restore(session: Session, saved: Kept, strict: bool) -> dict[str, Any]:
     """Put it all back; what could not be is said on stderr by the main rank, and refused where `strict`."""
     if session.averages is not None:
         session.averages.refuse_inside("load")
-    notes = list(saved.notes) + session.parts.state.restore(saved, strict)
+    state = _of_one(saved)
+    unlike = _unlike_schedulers(session, state, strict)
+    left = unlike + _unlike_registered(session, saved, strict)  # what is refused is refused before anything is changed
+    notes = list(saved.notes) + session.parts.state.restore(saved, strict) + left
     notes += _restore_averages(session, saved)
-    state = saved.values["session"]
     session.steps, session.skipped = state["steps"], state["skipped"]
     notes += _restore_scaler(session, state["scaler"])
-    notes += _restore_schedulers(session, state["schedulers"], strict)
-    notes += _restore_registered(session, saved, strict)
+    for scheduler, kept in zip(session.schedulers, state["schedulers"], strict=True) if not unlike else ():
+        scheduler.load_state_dict(kept)
+    states = _registered(session, saved)
+    for name in states.keys() & session.registered.keys():
+        session.registered[name].load_state_dict(states[name])
     session.parts.abandon()
     session.parts.stepper.clear()
     session.windows.done, session.windows.length = state["window"]
@@ -187,29 +193,50 @@ def _scheduler_state(scheduler: Any) -> dict[str, Any]:
     return {key: value for key, value in scheduler.state_dict().items() if not callable(value)}
 
 
-def _restore_schedulers(session: Session, states: list[dict[str, Any]], strict: bool) -> list[str]:
-    if len(states) == len(session.schedulers):
-        for scheduler, state in zip(session.schedulers, states, strict=True):
-            scheduler.load_state_dict(state)
-        return []
-    why = f"this run has {len(session.schedulers)}"
-    if strict:
-        raise CheckpointError.of("schedulers", len(states), why, "build the schedulers that it was saved with, or strict=False")
-    return [f"schedulers: the checkpoint has {len(states)}, {why}: none was restored"]
+def _of_one(saved: Kept) -> dict[str, Any]:
+    """What was kept of the session itself. Raises CheckpointError where it is not the checkpoint of one."""
+    if "session" not in saved.values:
+        got = ", ".join(saved.values.get("sessions", ())) or "no session"
+        raise CheckpointError.of(
+            "checkpoint", got, "it holds no single session", "restoke.resume for several, or another folder"
+        )
+    state: dict[str, Any] = saved.values["session"]
+    return state
 
 
-def _restore_registered(session: Session, saved: Kept, strict: bool) -> list[str]:
+def _classes(schedulers: list[Any]) -> list[str]:
+    return [type(scheduler).__name__ for scheduler in schedulers]
+
+
+def _unlike_schedulers(session: Session, state: dict[str, Any], strict: bool) -> list[str]:
+    """Why none is restored, if so. Raises CheckpointError for it where `strict`."""
+    theirs, mine = state["scheduler_classes"], _classes(session.schedulers)
+    if theirs != mine:
+        got, why = ", ".join(theirs) or "none", f"this run has {', '.join(mine) or 'none'}"
+        if strict:
+            raise CheckpointError.of("schedulers", got, why, "build the schedulers that it was saved with, or strict=False")
+        return [f"schedulers: the checkpoint has {got}, {why}: none was restored"]
+    groups = len(session.parts.optimizer.param_groups)
+    if any(len(each.get("base_lrs", groups * [0])) != groups for each in state["schedulers"]) and not strict:
+        return ["schedulers: the checkpoint has them for another number of parameter groups: none was restored"]
+    return []
+
+
+def _registered(session: Session, saved: Kept) -> Mapping[str, Any]:
     """Each rank's own; at another world size rank 0's."""
     rank = session.world.rank if saved.world_size == session.world.size else 0
-    states = saved.rank_values[rank]["registered"]
-    notes = []
+    states: Mapping[str, Any] = saved.rank_values[rank]["registered"]
+    return states
+
+
+def _unlike_registered(session: Session, saved: Kept, strict: bool) -> list[str]:
+    """What only one side has. Raises CheckpointError for it where `strict`."""
+    states, notes = _registered(session, saved), []
     for name in sorted(states.keys() ^ session.registered.keys()):
         side = "this run registers no such object" if name in states else "the checkpoint has none"
         if strict:
             raise CheckpointError.of("registered", name, side, "register what it was saved with, or strict=False")
         notes.append(f"registered {name}: {side}")
-    for name in states.keys() & session.registered.keys():
-        session.registered[name].load_state_dict(states[name])
     return notes
 
 

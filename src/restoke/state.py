@@ -53,8 +53,11 @@ class TorchState(State):
 
     def restore(self, saved: Saved, strict: bool) -> list[str]:
         with self._opened():
-            left = self._restore_model(saved, strict)
-            if "optimizer" in saved.values:
+            left, sources = self._sources(saved, strict)
+            has_optimizer = "optimizer" in saved.values
+            left += self._optimizer.check(saved, strict) if has_optimizer else []  # before anything is changed
+            self._restore_model(saved, sources)
+            if has_optimizer:
                 self._optimizer.restore(saved)
         return left
 
@@ -74,8 +77,9 @@ class TorchState(State):
                 tensors[own] = value
         return tensors, aliases, extra
 
-    def _restore_model(self, saved: Saved, strict: bool) -> list[str]:
-        mine, aliases, extra = self._model_tensors()
+    def _sources(self, saved: Saved, strict: bool) -> tuple[list[str], dict[str, str]]:
+        """The names that only one side has, and of the others the key that each is restored from. All of them fit."""
+        mine, aliases, _ = self._model_tensors()
         theirs = {key.removeprefix("model/"): key for key in saved.keys() if key.startswith("model/")}  # noqa: SIM118
         renamed = {
             alias: theirs[owner] for alias, owner in saved.values.get("model", {}).get("aliases", {}).items() if owner in theirs
@@ -84,17 +88,27 @@ class TorchState(State):
         renamed |= {owner: theirs[a] for a, owner in aliases.items() if a in theirs and owner not in {*theirs, *renamed}}
         left = _compare(set(mine), set(theirs) | set(renamed), set(aliases), strict)
         sources = {name: key for name, key in (renamed | theirs).items() if name in mine}
+        own = self._own(mine)
+        for name, key in sources.items():
+            if name in own:
+                check_fits(name, mine[name], self._layout.place(mine[name]).shape, saved.shape(key), saved.dtype(key))
+        return left, sources
+
+    def _own(self, tensors: dict[str, Tensor]) -> set[str]:
+        """Of these the parameters and buffers; others a module made for its state."""
         held = {id(tensor) for tensor in (*self._module.parameters(), *self._module.buffers())}
-        own = {name: key for name, key in sources.items() if id(mine[name]) in held}
-        for name, key in own.items():
-            check_fits(name, mine[name], self._layout.place(mine[name]).shape, saved.shape(key), saved.dtype(key))
+        return {name for name, tensor in tensors.items() if id(tensor) in held}
+
+    def _restore_model(self, saved: Saved, sources: dict[str, str]) -> None:
+        mine, _, extra = self._model_tensors()
+        own = self._own(mine)
         with torch.no_grad():
-            for name, key in own.items():
-                self._layout.local(mine[name].detach()).copy_(self._layout.read(saved, key, mine[name]))
+            for name, key in sources.items():
+                if name in own:
+                    self._layout.local(mine[name].detach()).copy_(self._layout.read(saved, key, mine[name]))
         kept = saved.values.get("model", {}).get("extra", {})
         made = {name: saved.read(key) for name, key in sources.items() if name not in own}
         self._hand_over(made | {name: kept[name] for name in extra if name in kept})
-        return left
 
     def _hand_over(self, made: dict[str, Any]) -> None:
         """What modules made for their state (`get_extra_state`, or a `state_dict` of their own), only they can take back."""

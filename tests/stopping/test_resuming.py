@@ -232,7 +232,7 @@ def test_a_checkpoint_of_other_sessions_is_refused(tmp_path: Path) -> None:
     end()
     with pytest.raises(CheckpointError, match="one, other"):
         restoke.resume(tmp_path / "two", {"one": one})
-    with pytest.raises(CheckpointError):
+    with pytest.raises(CheckpointError, match="one, other.: it holds no single session"):
         one.resume(tmp_path / "two")
     one.save(tmp_path / "one")
     with pytest.raises(CheckpointError, match="one session"):
