@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -111,3 +112,10 @@ def real_samples(loader: Loader, steps: int = 10**9) -> list[int]:
         if number == steps:
             break
     return got
+
+
+def seeded(rank: int) -> None:
+    """The process's generators, of this rank alone."""
+    torch.manual_seed(rank + 31)
+    random.seed(rank)
+    np.random.seed(rank)

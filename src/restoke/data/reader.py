@@ -10,6 +10,7 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 from torch.utils.data._utils import worker as torch_worker
 
+from restoke.data.dispatch import NOBODYS
 from restoke.data.fingerprint import fingerprints
 from restoke.data.protocols import Epochal
 from restoke.data.randomness import isolated, mix, sow
@@ -20,13 +21,12 @@ START, SEED, WORKERS, EPOCH, FIRST, SHARES = range(6)  # places in what is told 
 
 
 class Parcel(NamedTuple):
-    """One step: what a rank gets of it, or all ranks' parts; how many samples of the stream it took, and which worker took
-    them from a share of its own. `first` are the fingerprints of the epoch's first samples, where they are wanted."""
+    """One step: what a rank gets of it, or all ranks' parts; and which worker took it from a share of its own (or NOBODYS).
+    `first` are the fingerprints of the epoch's first samples, where they are wanted."""
 
     batch: Any
     tally: Tally
-    taken: int
-    worker: int | None
+    worker: int
     seed: int
     first: Sequence[int]
 
@@ -86,13 +86,13 @@ class Reader(IterableDataset[Parcel]):
         turns: Iterator[tuple[int, Round]] = enumerate(self.rule.steps(head, rest))
         if info is not None and not own:
             turns = islice(turns, info.id, None, info.num_workers)
-        worker = info.id if own and info is not None else None
+        worker = info.id if own and info is not None else NOBODYS
         first = fingerprints(head) if told[FIRST] else ()
         for number, turn in turns:
             if self.rank is None or turn.tally.sizes[self.rank]:
                 given = turn.parts if self.rank is None else turn.parts[self.rank]
-                seed = mix(told[WORKERS], worker or 0, start, number)
-                yield Parcel(given, turn.tally, sum(turn.tally.real), worker, seed, first)
+                seed = mix(told[WORKERS], worker, start, number)
+                yield Parcel(given, turn.tally, worker, seed, first)
                 first = ()
 
     def _tell(self, epoch: int, info: Any) -> None:

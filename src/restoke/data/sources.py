@@ -11,15 +11,14 @@ from attrs import evolve
 from torch.utils.data import DataLoader, Dataset, default_collate, default_convert
 from torch.utils.data.dataloader import _DatasetKind
 
-from restoke.data.dispatch import Given, dispatch
+from restoke.data.dispatch import NOBODYS, Steps, dispatch
 from restoke.data.feed import Aim, Feed, look_ahead
 from restoke.data.options import Options, rank_aware_stream
 from restoke.data.protocols import Counting, draws_unseen, nested
 from restoke.data.randomness import isolated
-from restoke.data.rounds import Tally
 from restoke.data.routes import Route, route
 from restoke.data.shard import deal_stream, share
-from restoke.data.stream_source import DealtStream, dispatches
+from restoke.data.stream_source import DealtStream, Given, dispatches
 from restoke.errors import DataError
 from restoke.world import World
 
@@ -159,10 +158,10 @@ class DispatchedSource:
 
     def open(self, aim: Aim, place: Place) -> Iterator[Given]:
         steps = self._steps(aim) if self._world.rank == 0 else None
-        return ((place(batch), last, tally) for batch, last, tally in dispatch(steps, self._world))
+        return ((place(batch), last, tally) for batch, last, tally, _ in dispatch(steps, self._world))
 
-    def _steps(self, aim: Aim) -> Iterator[tuple[list[Any], Tally]]:
-        return ((parts, tally) for parts, _, tally in self._inner.open(aim, _as_it_is) if tally is not None)
+    def _steps(self, aim: Aim) -> Steps:
+        return ((parts, tally, NOBODYS) for parts, _, tally in self._inner.open(aim, _as_it_is) if tally is not None)
 
 
 def _as_it_is(batch: Any) -> Any:

@@ -13,18 +13,20 @@ from torch.utils.data._utils.worker import WorkerInfo
 
 from restoke import comm
 from restoke.data.dealing import Dealing
-from restoke.data.dispatch import Given, Steps, dispatch
+from restoke.data.dispatch import NOBODYS, Sent, Steps, dispatch
 from restoke.data.feed import Aim, look_ahead
 from restoke.data.fingerprint import Verdict, fingerprints, judge
 from restoke.data.options import Options, rank_aware_stream
 from restoke.data.protocols import Counting
 from restoke.data.randomness import isolated
 from restoke.data.reader import Packing, Parcel, Reader, open_stream
-from restoke.data.rounds import begin
+from restoke.data.rounds import Tally, begin
 from restoke.data.stream_share import StreamRule, rule_for
 from restoke.errors import DataError
 from restoke.said import say_once
 from restoke.world import World
+
+Given = tuple[Any, bool, Tally | None]
 
 
 @final
@@ -82,22 +84,21 @@ class DealtStream:
 
     def open(self, aim: Aim, place: Callable[[Any], Any]) -> Iterator[Given]:
         parcels = self._proven(aim) if self._unproven else self._parcels(aim)
-        if self._dispatches:
-            steps: Steps | None = None if parcels is None else ((parcel.batch, parcel.tally) for parcel in parcels)
-            return ((place(batch), last, tally) for batch, last, tally in dispatch(steps, self._world))
-        return self._given(aim, place, iter(()) if parcels is None else parcels)
+        steps: Steps | None = None if parcels is None else ((item.batch, item.tally, item.worker) for item in parcels)
+        sent = dispatch(steps, self._world) if self._dispatches else _here(steps or iter(()), place)
+        return self._given(aim, place, sent)
 
-    def _given(self, aim: Aim, place: Callable[[Any], Any], parcels: Iterator[Parcel]) -> Iterator[Given]:
-        for parcel, last in look_ahead(parcel._replace(batch=place(parcel.batch)) for parcel in parcels):
-            if parcel.worker is not None:
-                aim.shares[parcel.worker] += parcel.taken
-            yield parcel.batch, last, None if self._own else parcel.tally
+    def _given(self, aim: Aim, place: Callable[[Any], Any], sent: Iterator[Sent]) -> Iterator[Given]:
+        for batch, last, tally, worker in sent:
+            if worker != NOBODYS:
+                aim.shares[worker] += sum(tally.real)
+            yield place(batch), last, None if self._own else tally
 
     def _parcels(self, aim: Aim) -> Iterator[Parcel] | None:
         """Those that this rank reads; None where rank 0 reads for it."""
+        shares = _shares(aim, max(self._options.num_workers, 1))
         if self._dispatches and self._world.rank > 0:
             return None
-        shares = _shares(aim, max(self._options.num_workers, 1))
         self._reader.aim(aim.start, aim.seeds.workers, aim.worker_seed, aim.epoch, shares, self._unproven)
         return iter(self.torch)
 
@@ -165,6 +166,12 @@ def dispatches(options: Options, rules: Dealing, world: World) -> bool:
         why = "dispatched steps have equal parts on all ranks"
         raise DataError.of("even_batches", False, why, "even_batches=True, or dispatch_batches=False")
     return rules.dispatch_batches or (options.streams and rules.device_placement and rules.even_batches)
+
+
+def _here(steps: Steps, place: Callable[[Any], Any]) -> Iterator[Sent]:
+    """This rank reads for itself; the next batch is on its way to the device before this one is given out."""
+    placed = ((place(batch), tally, worker) for batch, tally, worker in steps)
+    return ((batch, last, tally, worker) for (batch, tally, worker), last in look_ahead(placed))
 
 
 def _shares(aim: Aim, workers: int) -> Sequence[int]:
