@@ -9,4 +9,11 @@ from restoke.nn.functional.linear import parallel_linear
 from restoke.nn.functional.linear_cross_entropy import parallel_linear_cross_entropy
 from restoke.nn.functional.margin_linear import parallel_margin_linear
 
-__all__ = ["parallel_cross_entropy", "parallel_dropout", "parallel_embedding", "parallel_linear", "parallel_linear_cross_entropy", "parallel_margin_linear"]
+__all__ = [
+    "parallel_cross_entropy",
+    "parallel_dropout",
+    "parallel_embedding",
+    "parallel_linear",
+    "parallel_linear_cross_entropy",
+    "parallel_margin_linear",
+]

@@ -110,18 +110,23 @@ def parallel_cross_entropy(
     dtype = torch.promote_types(part.dtype, torch.float32)
     if target.dtype == torch.float64:
         dtype = torch.float64
-    aims = checked(input, target, known, how, dtype, len(part) * part.shape[2:].numel())
+    batch = input.shape[0] if input.ndim > 1 else 1
+    aims = checked(input, target, known, how, dtype, len(part) * part.shape[2:].numel(), batch)
     loss, divisors = row_losses(part, aims, known.group, dtype)
     return how.reduced(loss, divisors, (*input.shape[:1], *input.shape[2:]) if input.ndim > 1 else (), known.group)
 
 
-def checked(input: Tensor, target: Tensor, shard: Shard, how: How, dtype: torch.dtype, rows: int) -> Aims:  # noqa: A002
-    """What the rows aim at. A refusal is told to the other ranks before it is raised."""
+def checked(scores: Tensor, target: Tensor, shard: Shard, how: How, dtype: torch.dtype, rows: int, batch: int) -> Aims:
+    """What the rows aim at. A refusal is told to the other ranks before it is raised.
+
+    Args:
+        rows: that have a target. batch: the length of the dimension that `how.rows` shares out.
+    """
     try:
-        how.check_rows(input.shape[0] if input.ndim > 1 else 1, shard.group)
-        return aims_of(input, target, shard, how.weight, how.ignore_index, how.label_smoothing, dtype)
+        how.check_rows(batch, shard.group)
+        return aims_of(scores, target, shard, how.weight, how.ignore_index, how.label_smoothing, dtype)
     except RestokeError:
-        refuse_together(rows, dtype, input.device, shard.group)
+        refuse_together(rows, dtype, scores.device, shard.group)
         raise
 
 

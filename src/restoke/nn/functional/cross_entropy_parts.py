@@ -43,7 +43,7 @@ def refuse_together(rows: int, dtype: torch.dtype, device: torch.device, group: 
     all_reduce(torch.full((SUMS, rows), torch.nan, dtype=dtype, device=device), group)
 
 
-def combine(highest: Tensor, sums: Tensor, kept: Tensor, group: Group) -> Tensor:
+def combine(sums: Tensor, kept: Tensor, group: Group) -> Tensor:
     """Each row's loss, once `sums` are relative to the highest score of all ranks; adds them up over the group, in place."""
     all_reduce(sums, group)
     exponentials, aim, mass, _, owners = sums
@@ -102,7 +102,7 @@ class _RowLosses(torch.autograd.Function):
             sums[2, rows], sums[1, rows] = aims.measure(rows, ALL, shifted)
             sums[0, rows] = shifted.exp_().sum(1)
         sums[3], sums[4] = aims.divisors(), aims.owners()
-        loss = combine(highest, sums, aims.kept, group)
+        loss = combine(sums, aims.kept, group)
         ctx.save_for_backward(part, highest, sums)
         ctx.aims = aims
         divisors = sums[3].clone()
