@@ -93,12 +93,12 @@ class PartialFC(nn.Module):
         sharded_(nn.init.normal_, self.weight, self.shard, 0.0, SPREAD)
 
     def attach(self, optimizer: Optimizer) -> None:
-        """Let the optimizer step what is sampled: it has been given this head's parameters, all of them.
+        """Let the optimizer step what is sampled: it has been given this head's parameters, all of them. Once is enough.
 
         Raises:
             SpecError: it has not.
         """
-        if self.sample_rate == 1:
+        if self.sample_rate == 1 or self._progress.optimizer is optimizer:
             return
         known = {id(p) for group in optimizer.param_groups for p in group["params"]}
         if id(self.weight) not in known or id(self.sampled) not in known:
@@ -106,7 +106,7 @@ class PartialFC(nn.Module):
             raise SpecError.of("optimizer", type(optimizer).__name__, why, "give it head.parameters(), all of them")
         optimizer.register_step_pre_hook(self._before_step)
         optimizer.register_step_post_hook(self._after_step)
-        self._progress.attached = True
+        self._progress.optimizer = optimizer
 
     def forward(self, input: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:  # noqa: A002 (torch's name)
         """Logits of the sampled classes, a described part, and the targets as numbers among them: a loss's arguments.
@@ -177,7 +177,7 @@ class PartialFC(nn.Module):
         return sample
 
     def _check_attached(self) -> None:
-        if not self._progress.attached:
+        if self._progress.optimizer is None:
             why = "a step moves the sampled rows, and has to bring their momentum along and put them back"
             raise SpecError.of("optimizer", None, why, "head.attach(optimizer) before the first forward")
 
@@ -211,7 +211,7 @@ class _Progress:
     """Where a head stands between two steps. A copy of a head begins anew."""
 
     def __init__(self) -> None:
-        self.attached = False
+        self.optimizer: Optimizer | None = None
         self.sample: Sample | None = None
         self.stepped = False  # since the sample was drawn
         self.uses: list[weakref.ref[_Use]] = []
