@@ -9,7 +9,7 @@ from typing import Any, final
 from torch.utils.data import BatchSampler, Sampler, SequentialSampler
 
 from restoke.data.dealing import check_cut
-from restoke.data.rounds import Batch, Round, Tally, begin, chunks, cut, fill_by, rounds, spread
+from restoke.data.rounds import Batch, Round, Tally, begin, chunks, cut, fill_by, rounds, spread, whole
 from restoke.data.shard import length_of, tell_epoch
 
 
@@ -62,6 +62,9 @@ class BatchShare(Sampler[Any]):
 
     def dealt(self) -> Iterator[tuple[Any, Tally]]:
         """This rank's batches, each with the count of its step."""
+        if self.num_replicas == 1:
+            yield from ((batch, whole(len(batch), 1)) for batch in self._order()[1])
+            return
         for turn in self.steps():
             if turn.tally.sizes[self.rank]:
                 yield turn.parts[self.rank], turn.tally
@@ -69,8 +72,6 @@ class BatchShare(Sampler[Any]):
     def steps(self) -> Iterator[Round]:
         """Every rank's batches, from where `begin_at` said."""
         head, batches = self._order()
-        if self.num_replicas == 1:
-            return rounds(batches, [], 1, fill_by(1, None, even=False, drop_last=False), None)
         if self.split_batches:
             size = self.batch_size or self.num_replicas
             first: Batch = head[0] if head else ()

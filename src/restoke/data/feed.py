@@ -73,7 +73,8 @@ class Feed:
 
     def _from(self, aim: Aim, skip: int) -> Iterator[Any]:
         drawn = isolated(self._dealt, aim.seeds.order) if self._unseen else self._dealt()
+        note = aim.tallies.append
         for number, ((index, tally), last) in enumerate(look_ahead(islice(drawn, skip, None)), aim.number):
             self.exhausted = last
-            aim.tallies.append(tally)
+            note(tally)
             yield Sown(index, mix(aim.worker_seed, number)) if self._sown else index

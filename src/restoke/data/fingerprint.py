@@ -47,8 +47,10 @@ def _parts(value: Any) -> Iterator[bytes]:
     yield type(value).__name__.encode()
     match value:
         case Tensor():
+            yield repr((value.dtype, value.shape)).encode()
             yield value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
         case np.ndarray():
+            yield repr((value.dtype, value.shape)).encode()
             yield np.ascontiguousarray(value).tobytes()
         case str() | bytes() | int() | float() | bool() | None:
             yield repr(value).encode()

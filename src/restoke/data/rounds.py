@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import chain, cycle, islice
-from typing import Any, TypeVar, final
+from typing import Any, NamedTuple, TypeVar, final
 
 from attrs import frozen
 
@@ -23,9 +23,7 @@ class Tally:
     real: tuple[int, ...]
 
 
-@final
-@frozen
-class Round:
+class Round(NamedTuple):
     """One step: each rank's entries, and the count of them."""
 
     parts: Sequence[Batch]
@@ -101,9 +99,10 @@ def strided(total: int, ranks: int, size: int, *, drop_last: bool) -> Iterator[T
     of `size`; those that lack are repeated, or with `drop_last` the last are dropped."""
     own = total // ranks if drop_last else -(-total // ranks)
     real = [min(own, -(-max(total - rank, 0) // ranks)) for rank in range(ranks)]
+    least = min(real)
     for at in range(0, own, size):
         count = min(size, own - at)
-        if min(real) >= at + count:
+        if least >= at + count:
             yield whole(count, ranks)
         else:
             yield Tally((count,) * ranks, tuple(min(max(mine - at, 0), count) for mine in real))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DistributedSampler, RandomSampler, Sampler, SequentialSampler
 
-from restoke.data.protocols import Epochal, nested
+from restoke.data.protocols import nested
 
 T = TypeVar("T")
 CHUNK = 1 << 13  # indices turned into Python ints at a time
@@ -166,5 +166,5 @@ def length_of(sampler: object) -> int:
 def tell_epoch(sampler: object, epoch: int) -> None:
     """Tell it and the samplers inside it."""
     for item in nested(sampler):
-        if isinstance(item, Epochal):
-            item.set_epoch(epoch)
+        if callable(tell := getattr(item, "set_epoch", None)):
+            tell(epoch)

@@ -115,10 +115,10 @@ class MapSource:
 
     def open(self, aim: Aim, place: Place) -> Iterator[Given]:
         self._feed.aim(aim, self._route.begin(aim.start))
-        batches = map(place, iter(self.torch))
+        feed, tally, batches = self._feed, aim.tallies.popleft, iter(self.torch)
         if self.torch.num_workers > 0:
-            return ((batch, last, aim.tallies.popleft()) for batch, last in look_ahead(batches))
-        return ((batch, self._feed.exhausted, aim.tallies.popleft()) for batch in batches)
+            return ((batch, last, tally()) for batch, last in look_ahead(map(place, batches)))
+        return ((place(batch), feed.exhausted, tally()) for batch in batches)
 
 
 @final
