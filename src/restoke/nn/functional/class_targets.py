@@ -15,6 +15,7 @@ from torch import Tensor
 from restoke.distributed.shards import Shard
 
 ALL = slice(None)
+DIGESTS = 61  # unlike targets of a row go unseen once in so many times
 
 
 class Aims(Protocol):
@@ -33,8 +34,14 @@ class Aims(Protocol):
     def divisors(self) -> Tensor:
         """(rows): what a row adds to the divisor of the mean. Over all ranks it is that of the row."""
 
-    def owners(self) -> Tensor:
-        """(rows): 1 from the rank that answers for the row; 1 over all ranks, if these agree and the target is a class."""
+    def checks(self) -> Tensor:
+        """(3, rows), to be summed over ranks: 1 from the one that answers for the row, a digest of the target, its square."""
+
+
+def alike(checks: Tensor, size: int) -> Tensor:
+    """(rows), bool: over all ranks of a group of this size one answered for the row, and the digests do not vary."""
+    owners, digest, square = checks
+    return torch.logical_and(owners == 1, size * square == digest * digest)
 
 
 @final
@@ -47,6 +54,7 @@ class Indices:
         here: (rows), bool: it does not, and the row is kept.
         pull: (rows): (1 - e) w of the row's class where it is here, else 0.
         own_weight: (rows): w of the row's class where it is here, else 0.
+        digest: (rows): small whole numbers, which sums over ranks hold exactly; NaN where the target is no class.
         weight: (classes of this rank), or None.
         even: e / C.
     """
@@ -59,6 +67,7 @@ class Indices:
     weight: Tensor | None
     even: float
     first_rank: bool
+    digest: Tensor
 
     @classmethod
     def of(
@@ -71,8 +80,9 @@ class Indices:
         own_weight = here.to(dtype)
         if weight is not None and shard.length:
             own_weight = torch.where(here, weight[own.clamp(0, shard.length - 1)], 0)
-        even = smoothing / shard.size
-        return cls(own, here, kept, own_weight * (1 - smoothing), own_weight, weight, even, shard.group.rank == 0)
+        digest = torch.where(~kept | ((target >= 0) & (target < shard.size)), (target % DIGESTS).to(dtype), torch.nan)
+        pull, even = own_weight * (1 - smoothing), smoothing / shard.size
+        return cls(own, here, kept, pull, own_weight, weight, even, shard.group.rank == 0, digest)
 
     def measure(self, rows: slice, classes: slice, scores: Tensor) -> tuple[Tensor, Tensor]:
         at, pull = self._at(rows, classes, scores.shape[1])
@@ -98,9 +108,9 @@ class Indices:
     def divisors(self) -> Tensor:
         return self.own_weight
 
-    def owners(self) -> Tensor:
-        owners = self.here.to(self.pull.dtype)
-        return owners + (~self.kept).to(owners.dtype) if self.first_rank else owners
+    def checks(self) -> Tensor:
+        owners = self.here | ~self.kept if self.first_rank else self.here
+        return torch.stack((owners.to(self.digest.dtype), self.digest, self.digest * self.digest))
 
     def _at(self, rows: slice, classes: slice, width: int) -> tuple[Tensor, Tensor]:
         """Where in the block the row's class is, shape (rows, 1), and its pull: 0 where it is not there."""
@@ -136,11 +146,11 @@ class Probabilities:
         block.addcmul_(self._masses(rows, classes, block.dtype), times.unsqueeze(1), value=-1)
 
     def divisors(self) -> Tensor:
-        return self.owners()
-
-    def owners(self) -> Tensor:
-        """The first rank answers for all: probabilities are not compared."""
         return self.kept * float(self.first_rank)
+
+    def checks(self) -> Tensor:
+        """The first rank answers for all: probabilities are not compared."""
+        return torch.stack((self.divisors(), *[torch.zeros_like(self.kept, dtype=torch.float32)] * 2))
 
     def _masses(self, rows: slice, classes: slice, dtype: torch.dtype) -> Tensor:
         positions = self.target.shape[2]

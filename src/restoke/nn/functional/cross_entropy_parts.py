@@ -17,11 +17,11 @@ from torch.autograd.function import once_differentiable
 from restoke.distributed.collectives import all_reduce
 from restoke.distributed.groups import Group
 from restoke.errors import DataError
-from restoke.nn.functional.class_targets import ALL, Aims
+from restoke.nn.functional.class_targets import ALL, Aims, alike
 
 PIECE = {"cpu": 1 << 17}  # elements that are worked on at a time: on a CPU they should stay in its cache
 PIECE_ELSEWHERE = 1 << 24
-SUMS = 5  # for each row: exponentials, what is aimed at, masses, divisors, owners
+SUMS = 7  # for each row: exponentials, what is aimed at, masses, divisors, three checks
 
 
 def row_losses(part: Tensor, aims: Aims, group: Group, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -46,25 +46,25 @@ def refuse_together(rows: int, dtype: torch.dtype, device: torch.device, group: 
 def combine(sums: Tensor, kept: Tensor, group: Group) -> Tensor:
     """Each row's loss, once `sums` are relative to the highest score of all ranks; adds them up over the group, in place."""
     all_reduce(sums, group)
-    exponentials, aim, mass, _, owners = sums
-    check_owners(owners)
+    exponentials, aim, mass = sums[:3]
+    _check(sums[4:], group)
     return torch.where(kept, mass * exponentials.log() - aim, 0)
 
 
-def check_owners(owners: Tensor) -> None:
-    """Raises DataError where a row has not exactly one rank that answers for it. On a GPU the kernel's assertion does."""
-    if type(owners) is not Tensor or owners.is_meta:  # no values
+def _check(checks: Tensor, group: Group) -> None:
+    """Raises DataError where a row's target is no class, or not alike on all ranks. On a GPU the kernel's assertion does."""
+    if type(checks) is not Tensor or checks.is_meta:  # no values
         return
-    if owners.device.type != "cpu":
-        torch._assert_async((owners == 1).all(), "targets must be classes, and alike on every rank of the group")
+    right = alike(checks, group.size)
+    if checks.device.type != "cpu":
+        torch._assert_async(right.all(), "targets must be classes, and alike on every rank of the group")
         return
-    wrong = (owners != 1).nonzero()
-    if not wrong.numel():
+    if right.all():
         return
-    row = int(wrong[0])
-    if owners[row].isnan():
+    row = int((~right).nonzero()[0])
+    if checks[0, row].isnan():
         raise DataError.of("target", "a refusal", "another rank of the group refused its own", "what its error says")
-    why = "no rank holds its class, or the ranks hold unlike targets"
+    why = "it is no class, or the ranks hold unlike targets"
     instead = "classes of the whole, or ignore_index; of all rows, alike on every rank: gather_rows(target, group)"
     raise DataError.of("target", f"that of row {row}", why, instead)
 
@@ -101,7 +101,7 @@ class _RowLosses(torch.autograd.Function):
             shifted = scores - highest[rows].unsqueeze(1)
             sums[2, rows], sums[1, rows] = aims.measure(rows, ALL, shifted)
             sums[0, rows] = shifted.exp_().sum(1)
-        sums[3], sums[4] = aims.divisors(), aims.owners()
+        sums[3], sums[4:] = aims.divisors(), aims.checks()
         loss = combine(sums, aims.kept, group)
         ctx.save_for_backward(part, highest, sums)
         ctx.aims = aims

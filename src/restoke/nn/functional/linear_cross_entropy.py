@@ -140,7 +140,7 @@ class _LinearLosses(torch.autograd.Function):
         own = highest.clone()
         all_reduce(highest, run.group, dist.ReduceOp.MAX)
         _shift(sums, own - highest)
-        sums[3], sums[4] = run.aims.divisors(), run.aims.owners()
+        sums[3], sums[4:] = run.aims.divisors(), run.aims.checks()
         loss = combine(sums, run.aims.kept, run.group)
         ctx.save_for_backward(x, weight, bias, highest, sums)
         ctx.run = run
