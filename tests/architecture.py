@@ -15,8 +15,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     tuple("_version errors said stopped spec held prepared table rows rules rules_passes facts plugins ranks configs".split()),
     ("comm", "world", "optim", "seeds", "settle", "meshes", "distributed"),
     tuple(
-        "parts steppers state optimizer_state sharding empty precision passes nn blocks replicas ema packed averaging"
-        " clipping".split()
+        "parts steppers state optimizer_state sharding shardable sparse empty precision passes nn blocks replicas ema packed"
+        " averaging clipping".split()
     ),
     ("strategies",),
     (

@@ -17,7 +17,7 @@ def average(parameters: list[nn.Parameter], size: int, group: Any = None) -> Non
         has = torch.tensor([p.grad is not None for p in own], dtype=dtype, device=own[0].device)
         flat = torch.cat([has, *((torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in own)])
         dist.all_reduce(flat, group=group)
-        held = (flat[: len(own)] > 0).tolist()
+        held = (flat[: len(own)] != 0).tolist()
         pieces = torch.split(flat[len(own) :] / size, [p.numel() for p in own])
         for p, some, piece in zip(own, held, pieces, strict=True):
             p.grad = piece.view_as(p).clone() if some else None

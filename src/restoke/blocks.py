@@ -14,6 +14,7 @@ Named = tuple[str, nn.Module]
 Run = list[Named]  # siblings of one class
 May = Callable[[nn.Module], bool]
 CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
+ATOMIC = (nn.MultiheadAttention, nn.TransformerEncoderLayer)  # they use the weights of their parts without calling these
 STAGES = 8  # of more siblings than these, none is a stage that has blocks of its own
 
 
@@ -89,10 +90,13 @@ def _children(prefix: str, module: nn.Module) -> Iterator[Named]:
 
 def cut_by_size(model: nn.Module, least: int) -> list[Named]:
     """Modules of `least` parameters at least, each the smallest such: what to gather at once in a model without blocks."""
+    within = {
+        part for module in model.modules() if isinstance(module, ATOMIC) for part in module.modules() if part is not module
+    }
     found: list[Named] = []
     for name, module in _inner(model):
-        whole_enough = _numel(module) >= least and _forward(module)
-        if whole_enough and not any(_numel(child) >= least for child in module.children()):
+        whole_enough = _numel(module) >= least and _forward(module) and module not in within
+        if whole_enough and not any(_numel(child) >= least for child in module.children() if child not in within):
             found.append((name, module))
     return found
 

@@ -57,6 +57,14 @@ def mean(tensor: Tensor, world: World) -> Tensor:
     return wide
 
 
+def broadcast_tensor(tensor: Tensor, src: int = 0) -> None:
+    """Rank `src`'s numbers on every rank, in place; as bytes, since backends do not know every dtype."""
+    plain = tensor.detach().contiguous()
+    dist.broadcast(plain.reshape(-1).view(torch.uint8), src=src)
+    if plain.data_ptr() != tensor.data_ptr():
+        tensor.copy_(plain)
+
+
 def barrier(world: World) -> None:
     """Every rank waits here for the others."""
     if world.size > 1:

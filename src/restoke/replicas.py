@@ -112,6 +112,11 @@ def _trained(parameters: list[nn.Parameter]) -> bool:
     return any(p.requires_grad for p in parameters)
 
 
+def _refused(model: nn.Module, error: Exception) -> Exception:
+    why = f"torch's DDP refuses it ({str(error).splitlines()[0]})"
+    return SpecError.of("model", type(model).__name__, why, "a model that it takes, or strategy=single")
+
+
 def _wrap(model: nn.Module, request: Request, config: DDPConfig, shared: Shared) -> DistributedDataParallel:
     if not _trained(list(model.parameters())):
         why = "no parameter of the model requires a gradient"
@@ -123,15 +128,20 @@ def _wrap(model: nn.Module, request: Request, config: DDPConfig, shared: Shared)
     with warnings.catch_warnings():
         # a new name is on its way in torch, but not yet all that the old one means: buffers unsynchronised from the start
         warnings.filterwarnings("ignore", message=".*broadcast_buffers", category=FutureWarning)
-        ddp = DistributedDataParallel(
-            model,
-            device_ids=request.world.device_ids,
-            bucket_cap_mb=config.bucket_cap_mb,
-            find_unused_parameters=config.find_unused_parameters,
-            gradient_as_bucket_view=config.gradient_as_bucket_view,
-            static_graph=config.static_graph,
-            **buffers,
-        )
+        try:
+            ddp = DistributedDataParallel(
+                model,
+                device_ids=request.world.device_ids,
+                bucket_cap_mb=config.bucket_cap_mb,
+                find_unused_parameters=config.find_unused_parameters,
+                gradient_as_bucket_view=config.gradient_as_bucket_view,
+                static_graph=config.static_graph,
+                **buffers,
+            )
+        except dist.DistError:
+            raise
+        except (RuntimeError, TypeError, ValueError) as error:
+            raise _refused(model, error) from error
     if config.comm_hook is not None:
         state, hook = _comm_hook(config.comm_hook)
         # torch compares annotations with classes, which postponed ones are not: a function without any passes

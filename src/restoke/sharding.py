@@ -26,6 +26,8 @@ from restoke.parts import Layout, Parts, Place, Request, Stepper
 from restoke.passes.outputs import own_outputs
 from restoke.passes.tensor_steps import in_agreement, show_plain
 from restoke.precision import dtype
+from restoke.shardable import kept_whole, leave_inference_mode, refuse_mixed, start_alike
+from restoke.sparse import refuse_sparse
 from restoke.spec import Clip, Precision
 from restoke.state import TorchState
 from restoke.steppers import torch_stepper
@@ -69,15 +71,18 @@ def shard(request: Request, *, whole_after_forward: bool, replicas: int = 1) -> 
     if config.convert_to_sync_batch_norm:
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
         request = evolve(request, model=model)
-    scalars = _scalars(request)
+    scalars = kept_whole(request)
     shared = Shared(model)
     _refuse_low(shared, request)
     grid = mesh(request.world, replicas)["replicate", "shard"] if replicas > 1 else mesh(request.world)["shard"]
     offload = (
         CPUOffloadPolicy(pin_memory=request.world.device.type != "cpu") if request.spec.offload == "cpu" else OffloadPolicy()
     )
-    for unit in (*_units(request, config), model):
-        _start_alike(unit, request.world, shared)
+    units = (*_units(request, config), model)
+    refuse_sparse(model, request.spec.strategy)
+    refuse_mixed(units, model, [*scalars, *shared.parameters])
+    for unit in units:
+        start_alike(unit, request.world, shared)
         own_outputs(unit)
         fully_shard(
             unit,
@@ -87,6 +92,7 @@ def shard(request: Request, *, whole_after_forward: bool, replicas: int = 1) -> 
             offload_policy=offload,
             ignored_params={*scalars, *shared.parameters},
         )
+        leave_inference_mode(unit)
     show_plain(model, request.spec)
     place_shards(model, torch.device("cpu") if request.spec.offload == "cpu" else request.world.device)
     assert isinstance(model, FSDPModule)
@@ -124,30 +130,11 @@ def _policy(unit: nn.Module, model: nn.Module, precision: Precision, config: FSD
     return MixedPrecisionPolicy(param_dtype=dtype(precision.compute), reduce_dtype=how, output_dtype=out)
 
 
-def _scalars(request: Request) -> list[nn.Parameter]:
-    """Parameters without a dimension, which FSDP2 cannot shard: each rank keeps them whole."""
-    scalars = [p for p in request.model.parameters() if p.ndim == 0]
-    if scalars and request.scaler is not None:
-        why = "torch cannot unscale a parameter without a dimension beside sharded ones"
-        raise SpecError.of("precision", request.spec.precision, why, "precision=bf16, or a parameter of shape (1,)")
-    return scalars
-
-
 def _refuse_low(shared: Shared, request: Request) -> None:
     """FSDP2 hands its inputs to each module in the compute dtype; a shard, which it does not know, stays as it is."""
     if shared and request.precision.compute is not None:
         why = f"{shared.names[0]} is a layer that ranks share, which torch's FSDP2 does not cast"
         raise SpecError.of("precision", request.spec.precision, why, "precision=fp32 or bf16-true, or strategy=zero1")
-
-
-@torch.no_grad()
-def _start_alike(unit: nn.Module, world: World, shared: Shared) -> None:
-    """On the device, with rank 0's weights, as DDP starts: unit by unit, since the whole may not fit there."""
-    held = [t for t in (*unit.parameters(), *unit.buffers()) if not t.is_meta and not isinstance(t, DTensor)]
-    for tensor in held:
-        tensor.data = tensor.data.to(world.device)
-        if world.size > 1 and tensor not in shared:
-            dist.broadcast(tensor.data, src=0)
 
 
 def _parts(request: Request, model: FSDPModule, config: FSDPConfig, scalars: list[nn.Parameter], shared: Shared) -> Parts:

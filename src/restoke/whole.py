@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from restoke.checkpoint.plan import assign, row, stored
 from restoke.checkpoint.tiling import Box
-from restoke.comm import device_of, gather_json
+from restoke.comm import broadcast_tensor, device_of, gather_json
 from restoke.parts import Captured, Chunk
 from restoke.world import World
 
@@ -44,6 +43,6 @@ def _together(chunks: dict[str, Chunk], world: World) -> dict[str, Tensor]:
             box = torch.empty(piece.box.shape, dtype=whole.dtype, device=device)
             if piece.rank == world.rank:
                 box.copy_(held[key, piece.box])
-            dist.broadcast(box, src=piece.rank)
+            broadcast_tensor(box, src=piece.rank)
             whole[piece.box.within(Box.whole(entry.shape))] = box.cpu()
     return found

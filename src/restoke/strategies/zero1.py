@@ -18,6 +18,7 @@ from restoke.nn.trained import Shared
 from restoke.optim import OptimizerSpec
 from restoke.parts import WHOLE, Parts, Place, Request
 from restoke.replicas import replicate
+from restoke.sparse import refuse_sparse
 from restoke.state import TorchState
 from restoke.world import World
 
@@ -29,8 +30,10 @@ def prepare(request: Request) -> Parts:
     """torch's DistributedDataParallel with the settings of DDPConfig, around an optimizer that steps a shard of each parameter.
 
     Raises:
-        SpecError: the optimizer does not work element by element: what it does to a shard is not what it does to the whole.
+        SpecError: the optimizer does not work element by element: what it does to a shard is not what it does to the whole;
+            or a layer's gradients are sparse.
     """
+    refuse_sparse(request.model, "zero1")
     if not _element_wise(request.optimizer, request.world.device):
         kind = getattr(request.optimizer.cls, "__name__", str(request.optimizer.cls))
         why = "what it does to an element depends on the others, and zero1 steps a shard of each parameter"
@@ -130,9 +133,9 @@ class Shards:
                 group["params"] = [self._whole[id(shard)] for shard in group["params"]]
 
     def _before_step(self) -> None:
+        self._show()  # makes the shards of parameters that a script has added to the optimizer
         for p, shard in self._rows_of():
             shard.grad = None if p.grad is None else self._cut(p.grad, p)
-        self._show()
 
     @torch.no_grad()
     def _after_step(self) -> None:
