@@ -11,18 +11,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from restoke import OptimizerSpec, Session, TensorConfig
+from restoke import OptimizerSpec, Session, TensorConfig, checkpoint
 from restoke.configs import AMPConfig
+from restoke.configs.rendezvous import Rendezvous
 from restoke.distributed import Group, Shard, copy, gather, gather_rows, group_of
 from restoke.errors import SpecError
 from restoke.facts import Facts
 from restoke.nn import register_shard
 from restoke.nn.trained import refuse_shared
+from restoke.ranks import Ranks
 from restoke.rows import Row
 from restoke.spec import Spec
 from restoke.table import problems, rows
 from restoke.testing.training import trained
 from restoke.whole import gather_whole
+from restoke.world import World
 from tests import ranks
 
 STEPS, ROWS_EACH, FEATURES, CLASSES = 8, 12, 6, 10
@@ -314,3 +317,29 @@ def test_a_head_on_frozen_features_is_trained_though_there_is_nothing_to_average
         optimizer.zero_grad()
     assert first == second
     assert_same(found, {name: value.numpy() for name, value in model.state_dict().items()})
+
+
+def copied(strategy: str, source: str, target: str) -> None:
+    session, _ = started(strategy, accumulate=1)
+    session.load(source)
+    session.save(target)
+
+
+def everything(folder: Path) -> dict[str, Any]:
+    """Every tensor of a checkpoint but the generators' own, whole."""
+    saved = checkpoint.read(folder, None, World.join("cpu", Ranks(), Rendezvous(), many=False))
+    return {key: saved.read(key).numpy() for key in saved.keys() if key.split("/")[0] in ("model", "optimizer", "ema")}  # noqa: SIM118
+
+
+@pytest.mark.parametrize("strategy", [name for name in SHARING if possible(name, 1) and possible(name, 5)])
+def test_ten_classes_saved_by_four_ranks_are_the_same_at_any_world(strategy: str, tmp_path: Path) -> None:
+    ranks.run(4, saving, strategy, str(tmp_path / "4"), 4, 1)
+    wanted = everything(tmp_path / "4")
+    assert wanted["model/head.weight"].shape == (CLASSES, 5)
+    assert {"optimizer/head.weight/exp_avg", "ema/head.weight"} < wanted.keys()
+    for n in (1, 2, 3, 5):
+        ranks.run(n, copied, strategy, str(tmp_path / "4"), str(tmp_path / str(n)))
+        found = everything(tmp_path / str(n))
+        assert found.keys() == wanted.keys()
+        for key, value in wanted.items():
+            np.testing.assert_array_equal(found[key], value, err_msg=f"{key} at {n}")
