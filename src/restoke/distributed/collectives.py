@@ -74,6 +74,8 @@ def gather(tensor: Tensor, dim: int, group: Group, size: int | None = None) -> T
     """
     if group.size == 1:
         return tensor
+    if type(tensor) is not Tensor:  # whatever it was known to be a part of, what is made of it is whole
+        tensor = tensor.as_subclass(Tensor)
     if size is None:
         lengths = exchange_lengths(tensor.shape[dim], tensor.device, group)
     else:
