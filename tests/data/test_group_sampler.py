@@ -174,14 +174,21 @@ def test_batches_of_its_samples_and_a_dataloader_with_it_are_this_groups_own() -
         assert lists(take_loader(torchs, world=here)) == expected
 
 
+def test_a_world_whose_tensor_axis_is_these_groups_takes_them() -> None:
+    for number in range(4):
+        sampler = DistributedGroupSampler(Numbers(12), group=group(2, 2, number))
+        here, expected = World(number, 4, number, 4, torch.device("cpu"), None, 2), list(sampler)
+        assert flat(make_loader(Numbers(12), world=here, sampler=sampler, batch_size=2)) == expected
+
+
 def test_groups_that_the_world_has_not_are_refused() -> None:
     sampler = DistributedGroupSampler(Numbers(12), group=group(2, 2, 0))
     with pytest.raises(DataError, match=r"num_replicas=2.*data rank 0 of 3"):
         make_loader(Numbers(12), world=world(0, 6), sampler=sampler, batch_size=2)
     with pytest.raises(DataError, match="groups that divide the ranks"):
         make_loader(Numbers(12), world=world(0, 3), sampler=sampler, batch_size=2)
-    with pytest.raises(DataError, match="tensor=1"):
-        make_loader(Numbers(12), world=World(0, 4, 0, 4, torch.device("cpu"), None, 2), sampler=sampler, batch_size=2)
+    with pytest.raises(DataError, match="tensor=2"):
+        make_loader(Numbers(12), world=World(0, 8, 0, 8, torch.device("cpu"), None, 4), sampler=sampler, batch_size=2)
     with pytest.raises(DataError, match="it counts groups, and there are 2 of 2 ranks"):
         DistributedGroupSampler(Numbers(12), 4, 0, group=group(2, 2, 0))
 

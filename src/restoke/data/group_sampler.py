@@ -142,15 +142,15 @@ def among_groups(world: World, *samplers: object) -> World:
     """
     for sampler in samplers:
         for item in nested(sampler):
-            if isinstance(item, DistributedGroupSampler) and item.group_size > 1:
+            if isinstance(item, DistributedGroupSampler) and item.group_size != world.tensor:
                 return evolve(world, tensor=_shared(world, item.group_size))
     return world
 
 
 def _shared(world: World, size: int) -> int:
     if world.tensor > 1 or world.size % size:
-        why = f"of {world.size} ranks {world.tensor} share each layer by a plan"
-        raise DataError.of("sampler", f"groups of {size} ranks", why, "tensor=1, and groups that divide the ranks")
+        why = f"of {world.size} ranks {world.tensor} share each layer, and so the data"
+        raise DataError.of("sampler", f"groups of {size} ranks", why, f"tensor={size}, and groups that divide the ranks")
     return size
 
 
