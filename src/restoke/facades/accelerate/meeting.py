@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import itertools
 from typing import Any
 
 import torch.distributed as dist
@@ -12,7 +11,7 @@ from restoke.errors import SessionError
 from restoke.said import say
 from restoke.world import World
 
-_NUMBER = itertools.count()  # of meetings, alike on all ranks
+_HELD = [0]  # meetings so far, alike on all ranks
 PATIENCE = 30.0  # seconds until it is said for whom this rank waits
 TIMEOUT = 600.0  # seconds until it gives up
 
@@ -26,7 +25,7 @@ def meet(verb: str, world: World, timeout: float = TIMEOUT) -> None:
     if world.size == 1:
         return
     store: Any = dist.distributed_c10d._get_default_store()
-    prefix = f"restoke/meet/{next(_NUMBER)}"
+    prefix = f"restoke/meet/{_HELD[0]}"
     store.set(f"{prefix}/{world.rank}", verb)
     keys = [f"{prefix}/{rank}" for rank in range(world.size)]
     if not _wait(store, keys, min(PATIENCE, timeout)):
@@ -34,9 +33,11 @@ def meet(verb: str, world: World, timeout: float = TIMEOUT) -> None:
             say(f"{verb}: rank {world.rank} waits for {_missing(store, keys)}")
         if timeout <= PATIENCE or not _wait(store, keys, timeout - PATIENCE):
             why = f"{_missing(store, keys)} did not call it within {timeout:g} s"
+            store.delete_key(keys[world.rank])  # this meeting is still to come
             raise SessionError.of(
                 verb, f"rank {world.rank} alone", why, f"call {verb} on every rank, outside of is_main_process"
             )
+    _HELD[0] += 1
     said = {rank: store.get(key).decode() for rank, key in enumerate(keys)}
     other = next((rank for rank, told in said.items() if told != verb), None)
     if other is not None:

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from restoke.data import Loader
+from restoke import comm
+from restoke.data import BatchShare, Loader
 from restoke.errors import DataError
 from restoke.facades.accelerate.agree import agree, describe
 from restoke.facades.accelerate.collectives import gather, gather_object, objects, pad_to, rows
@@ -25,6 +26,7 @@ def gather_for_metrics(data: Any, loader: Loader | None, as_objects: bool, world
     if loader is None or loader.real is None or loader.sizes is None:
         gathered = gather_object(data, world) if as_objects else gather(data, world)
         return _cut(gathered, loader)
+    _refuse_uneven(loader, world)
     real, sizes = _by_rank(loader.real, world), _by_rank(loader.sizes, world)
     if as_objects:
         return _gathered_objects(data, real, sizes, world)
@@ -40,6 +42,22 @@ def gather_for_metrics(data: Any, loader: Loader | None, as_objects: bool, world
         return torch.cat([each[:count] for each, count in zip(received, real, strict=True)])
 
     return recursively_apply(one, data)
+
+
+def _refuse_uneven(loader: Loader, world: World) -> None:
+    """Raises DataError, on every rank and in the first step, where some rank's loop will be over before another's."""
+    share = loader.batch_sampler
+    if world.size > 1 and loader.sizes is not None and 0 in loader.sizes:
+        why = f"data rank {loader.sizes.index(0)} has no batch in this step, so its loop is over"
+        raise DataError.of("even_batches", False, why, "even_batches=True: what it repeats is dropped here")
+    if world.size == 1 or not isinstance(share, BatchShare) or share.even_batches:
+        return
+    steps = comm.gather_json(len(loader), world)
+    if len(set(steps)) > 1:
+        short = steps.index(min(steps))
+        why = f"rank {short} has {steps[short]} batches, rank {steps.index(max(steps))} {max(steps)}, and would wait for ever"
+        instead = "even_batches=True: what it repeats is dropped here"
+        raise DataError.of("even_batches", False, why, instead)
 
 
 def _by_rank(counts: tuple[int, ...], world: World) -> list[int]:
