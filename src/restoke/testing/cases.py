@@ -19,15 +19,18 @@ from restoke.testing.examples import EXAMPLES
 
 ACCUMULATE = (1, 4)
 CLIP = (None, "norm:0.5", "value:0.02")
+STEPS = 20  # that parity in float32 is promised for
+FEW_STEPS = 8  # of a low precision, whose rounding would hide what only later steps show
 
 
 @frozen
 class Case:
-    """A spec, the example that it trains, and how many processes do."""
+    """A spec, the example that it trains, how many processes do, and for how many steps it is compared."""
 
     spec: Spec
     example: str
     processes: int
+    steps: int = STEPS
 
     def __str__(self) -> str:
         clip = type(self.spec.clip).__name__ if self.spec.clip else "none"
@@ -42,16 +45,17 @@ class Case:
         return rows()[self.spec.strategy]
 
 
-def cases(device: str = "cpu", full: bool = False, only: str | None = None) -> list[Case]:
+def cases(device: str = "cpu", full: bool = False, only: str | None = None, windows: bool = False) -> list[Case]:
     """Cases of every usable row (or of `only` one): every pair of axis values, or with `full` every combination.
 
-    The rows come from the table, those of other installed packages among them.
+    The rows come from the table, those of other installed packages among them. `windows`: of those cases alone whose windows
+    may end short, every pair of the other axes' values.
     """
     names = [only] if only is not None else usable()
-    return [case for name in names for case in _cases(rows()[name], device, full)]
+    return [case for name in names for case in _cases(rows()[name], device, full, windows)]
 
 
-def _cases(row: Row, device: str, full: bool) -> list[Case]:
+def _cases(row: Row, device: str, full: bool, windows: bool) -> list[Case]:
     if device not in row.devices:
         return []
     axes: dict[str, list[Any]] = {
@@ -67,9 +71,13 @@ def _cases(row: Row, device: str, full: bool) -> list[Case]:
         "offload": list(row.offload),
         "example": _examples(),
     }
+    if windows:
+        exact = [example for example in axes["example"] if EXAMPLES[example[0]].per_sample]
+        axes |= {"precision": ["fp32"], "accumulate": [max(ACCUMULATE)], "example": exact}
     combinations = itertools.product(*axes.values()) if full else _covering(list(axes.values()))
     made = [dict(zip(axes, combination, strict=True)) for combination in combinations]
-    return sorted((_case(row, device, **point) for point in made), key=str) + _compiled(row, device) + _cut(row, axes, full)
+    found = sorted((_case(row, device, **point) for point in made), key=str) + _compiled(row, device) + _cut(row, axes, full)
+    return [evolve(case, steps=FEW_STEPS) if case.spec.precision != "fp32" and not full else case for case in found]
 
 
 @cache

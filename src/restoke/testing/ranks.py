@@ -89,6 +89,7 @@ def _serve(rank: int, n: int, port: int, tasks: Any, results: Any) -> None:
     import torch
 
     torch.set_num_threads(1)
+    gc.freeze()  # what torch's import left is not looked through after each function
     here = {
         "RANK": rank,
         "LOCAL_RANK": rank,

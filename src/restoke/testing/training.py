@@ -21,7 +21,6 @@ from restoke.testing.cases import Case
 from restoke.testing.examples import EXAMPLES, Batch
 from restoke.world import World
 
-STEPS = 20
 SIZE = 16  # samples in a global batch
 SGD = OptimizerSpec(torch.optim.SGD, {"lr": 0.1, "momentum": 0.9})
 
@@ -42,10 +41,10 @@ def trained(session: Session) -> dict[str, Any]:
     return {name: value.double().numpy() for name, value in session.full_state_dict().items()}
 
 
-def by_session(case: Case, steps: int = STEPS) -> dict[str, Any]:
+def by_session(case: Case, steps: int | None = None) -> dict[str, Any]:
     """Trains the case's example with the verbs of a session."""
     session, losses = started(case), []
-    for batch in EXAMPLES[case.example].batches(steps, SIZE):
+    for batch in EXAMPLES[case.example].batches(steps or case.steps, SIZE):
         losses += one_step(session, case, batch)
     return {"losses": np.array(losses), **trained(session)}
 
@@ -126,19 +125,19 @@ def clip_gradients(module: nn.Module, clip: Clip | None) -> None:
         nn.utils.clip_grad_norm_(module.parameters(), clip.max_norm, clip.norm_type)
 
 
-def by_hand(case: Case, steps: int = STEPS) -> dict[str, Any]:
+def by_hand(case: Case) -> dict[str, Any]:
     """Trains the case's example without restoke's steps, in the same number of processes."""
     bare = Bare(case, Session(case.spec).world)
-    losses = [loss for batch in EXAMPLES[case.example].batches(steps, SIZE) for loss in bare.one_step(batch)]
+    losses = [loss for batch in EXAMPLES[case.example].batches(case.steps, SIZE) for loss in bare.one_step(batch)]
     return {"losses": np.array(losses), **weights(bare.module)}
 
 
-def by_one_big_batch(case: Case, steps: int = STEPS) -> dict[str, Any]:
+def by_one_big_batch(case: Case) -> dict[str, Any]:
     """Trains the case's example in float32, one process, whole batches, clipped as the case says."""
     example = EXAMPLES[case.example]
     module = example.build()
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
-    for x, y in example.batches(steps, SIZE):
+    for x, y in example.batches(case.steps, SIZE):
         example.loss(module(x), y).backward()  # type: ignore[no-untyped-call]
         clip_gradients(module, case.spec.clip)
         optimizer.step()
