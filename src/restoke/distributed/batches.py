@@ -14,9 +14,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from restoke.distributed.collectives import all_gather, exchange_lengths
 from restoke.distributed.groups import Group
+from restoke.errors import SpecError
 
 
 def gather_rows(tensor: Tensor, group: Group, lengths: list[int] | None = None) -> Tensor:
@@ -26,10 +28,15 @@ def gather_rows(tensor: Tensor, group: Group, lengths: list[int] | None = None) 
         tensor: shape (rows of this rank, ...).
         lengths: each rank's number of rows, where it is known; None: the ranks tell each other, which is a small collective
             that is waited for.
+
+    Raises:
+        SpecError: `lengths` says otherwise of this rank.
     """
     if group.size == 1:
         return tensor
-    lengths = lengths or exchange_lengths(tensor.shape[0], tensor.device, group)
+    if lengths is None:
+        lengths = exchange_lengths(tensor.shape[0], tensor.device, group)
+    _check(len(lengths) == group.size and lengths[group.rank] == tensor.shape[0], tensor, lengths, "this rank's number of rows")
     return _GatherRows.apply(tensor, lengths, group)  # type: ignore[no-any-return, no-untyped-call]
 
 
@@ -38,10 +45,19 @@ def own_rows(tensor: Tensor, group: Group, lengths: list[int]) -> Tensor:
 
     Args:
         tensor: shape (sum of lengths, ...).
+
+    Raises:
+        SpecError: it has another number of rows.
     """
     if group.size == 1:
         return tensor
+    _check(len(lengths) == group.size and sum(lengths) == tensor.shape[0], tensor, lengths, "as many rows as all ranks have")
     return _OwnRows.apply(tensor, lengths, group)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def _check(fits: bool, tensor: Tensor, lengths: list[int], instead: str) -> None:
+    if not fits:
+        raise SpecError.of("lengths", lengths, f"the tensor has the shape {tuple(tensor.shape)}", instead)
 
 
 class _GatherRows(torch.autograd.Function):
@@ -51,6 +67,7 @@ class _GatherRows(torch.autograd.Function):
         return all_gather(tensor, 0, lengths, group)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         return grad.narrow(0, ctx.start, ctx.length) * ctx.size, None, None
 
@@ -62,5 +79,6 @@ class _OwnRows(torch.autograd.Function):
         return tensor.narrow(0, sum(lengths[: group.rank]), lengths[group.rank]).clone()
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         return all_gather(grad, 0, ctx.lengths, ctx.group) / ctx.group.size, None, None

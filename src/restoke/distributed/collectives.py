@@ -1,7 +1,8 @@
 """Collectives over a group that gradients pass through: each one's backward is the other half of a pair.
 
 A tensor that all ranks of a group hold alike counts once, whoever's copy is used: `copy` and `reduce` are each other's
-adjoints, and so are `scatter` and `gather` (Shoeybi et al. 2019, the functions f and g). None of them changes its input.
+adjoints, and so are `scatter` and `gather` (Shoeybi et al. 2019, the functions f and g). None of them changes its input, and
+none can be differentiated twice: torch says so.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from restoke.distributed.groups import Group
 from restoke.distributed.shards import cut
@@ -93,6 +95,7 @@ class _Copy(torch.autograd.Function):
         return tensor.view_as(tensor)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         return all_reduce(grad.clone(memory_format=torch.contiguous_format), ctx.group), None
 
@@ -103,6 +106,7 @@ class _Reduce(torch.autograd.Function):
         return all_reduce(tensor.clone(memory_format=torch.contiguous_format), group)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         return grad, None
 
@@ -115,6 +119,7 @@ class _Scatter(torch.autograd.Function):
         return tensor.narrow(dim, start, length).clone(memory_format=torch.contiguous_format)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         lengths = [cut(ctx.size, ctx.group.size, rank)[1] for rank in range(ctx.group.size)]
         return all_gather(grad, ctx.dim, lengths, ctx.group), None, None
@@ -127,5 +132,6 @@ class _Gather(torch.autograd.Function):
         return all_gather(tensor, dim, lengths, group)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         return grad.narrow(ctx.dim, ctx.start, ctx.length).contiguous(), None, None, None
