@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any, final
 
-from torch.utils.data import BatchSampler, Sampler, SequentialSampler
+import torch
+from torch.utils.data import BatchSampler, RandomSampler, Sampler, SequentialSampler
 
 from restoke.data.dealing import check_cut
 from restoke.data.rounds import Batch, Round, Tally, begin, chunks, cut, fill_by, rounds, spread, whole
@@ -65,9 +66,9 @@ class BatchShare(Sampler[Any]):
         if self.num_replicas == 1:
             yield from ((batch, whole(len(batch), 1)) for batch in self._order()[1])
             return
-        for turn in self.steps():
-            if turn.tally.sizes[self.rank]:
-                yield turn.parts[self.rank], turn.tally
+        for parts, tally in self.steps():
+            if tally.sizes[self.rank]:
+                yield parts[self.rank], tally
 
     def steps(self) -> Iterator[Round]:
         """Every rank's batches, from where `begin_at` said."""
@@ -98,9 +99,11 @@ class BatchShare(Sampler[Any]):
         given = self.batch_sampler
         if type(given) is not BatchSampler:
             return begin(given, self.num_replicas, start)
-        order = range(len(given.sampler)) if type(given.sampler) is SequentialSampler else given.sampler
-        first, rest = begin(order, given.batch_size * self.num_replicas, start)
-        return list(chunks(first, given.batch_size)), chunks(rest, given.batch_size, drop_last=given.drop_last)
+        size, span = given.batch_size, given.batch_size * self.num_replicas
+        if (known := known_order(given.sampler)) is not None:
+            return list(slices(known[:span], size, 0)), slices(known, size, start, given)
+        first, rest = begin(given.sampler, span, start)
+        return list(chunks(first, size)), chunks(rest, size, drop_last=given.drop_last)
 
     def __len__(self) -> int:
         return self.left(0)
@@ -134,3 +137,22 @@ class BatchShare(Sampler[Any]):
         """Tell the samplers inside."""
         self.epoch = epoch
         tell_epoch(self.batch_sampler, epoch)
+
+
+def known_order(sampler: object) -> Sequence[int] | None:
+    """All indices of torch's own samplers, drawn as they draw them; None where only iterating can tell."""
+    if type(sampler) is SequentialSampler:
+        return range(len(sampler))
+    if type(sampler) is not RandomSampler or sampler.replacement or sampler.generator is None:
+        return None
+    length = len(sampler.data_source)
+    return torch.randperm(length, generator=sampler.generator).tolist() if len(sampler) == length else None
+
+
+def slices(order: Sequence[int], size: int, start: int, given: BatchSampler | None = None) -> Iterator[list[int]]:
+    """Consecutive batches of an order from place `start` on, as `given` makes them."""
+    drop_last = given is not None and given.drop_last
+    for at in range(start, len(order) - (size - 1 if drop_last else 0), size):
+        yield list(order[at : at + size])
+    if given is not None and type(given.sampler) is RandomSampler:
+        torch.randperm(len(order), generator=given.sampler.generator)  # torch's draws once more where its epoch ends
