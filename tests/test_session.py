@@ -210,6 +210,15 @@ def test_an_optimizer_that_cannot_be_built_is_refused(optimizer: OptimizerSpec, 
     assert caught.value.problems[0].axis == axis
 
 
+def test_patterns_of_a_group_may_be_any_iterable_of_names_and_no_parameters() -> None:
+    names = OptimizerSpec(torch.optim.SGD, {"lr": 0.1}, ({"params": (name for name in ["*.bias"])},))
+    for _ in range(2):
+        assert [len(group["params"]) for group in names.build(nn.Sequential(nn.Linear(2, 2)).named_parameters()).param_groups]
+    for params in (nn.Linear(2, 2).parameters(), list(nn.Linear(2, 2).parameters()), nn.Parameter(torch.ones(())), None):
+        with pytest.raises(SpecError, match=r"groups.params='\w+': parameters are named in a group"):
+            OptimizerSpec(torch.optim.SGD, {"lr": 0.1}, ({"params": params, "lr": 1.0},))
+
+
 def test_registered_things_have_names_of_their_own() -> None:
     session = prepared()
     session.register("ema", nn.Linear(1, 1))

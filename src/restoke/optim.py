@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 from typing import Any, final
 
 from attrs import field, frozen
+from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
@@ -28,7 +29,16 @@ def _groups(value: Any) -> tuple[Mapping[str, Any], ...]:
     groups = tuple(value) if several else (value,)
     if not several or not all(isinstance(group, Mapping) for group in groups):
         raise SpecError.of("groups", value, "it is not a list of mappings", "[{'params': '*.bias', 'weight_decay': 0.0}]")
-    return groups
+    return tuple({**group, "params": _patterns(group.get("params", ()))} for group in groups)
+
+
+def _patterns(value: Any) -> tuple[str, ...]:
+    given = tuple(value) if isinstance(value, Iterable) and not isinstance(value, str | Tensor) else (value,)
+    for item in given:
+        if not isinstance(item, str):
+            why = "parameters are named in a group, since a strategy may make others of them"
+            raise SpecError.of("groups.params", type(item).__name__, why, "a pattern over their names, such as 'head.*'")
+    return given
 
 
 @final
@@ -90,8 +100,7 @@ class OptimizerSpec:
     def _grouped(self, named: list[tuple[str, Parameter]]) -> list[dict[str, Any]]:
         left, groups = dict(named), []
         for options in self.groups:
-            patterns = options.get("params", ())
-            patterns = (patterns,) if isinstance(patterns, str) else tuple(patterns) if isinstance(patterns, Iterable) else ()
+            patterns = options["params"]
             taken = [name for name in left if any(fnmatchcase(name, pattern) for pattern in patterns)]
             if not taken:
                 names = ", ".join(name for name, _ in named[:4])

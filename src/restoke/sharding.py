@@ -156,6 +156,7 @@ def _parts(request: Request, model: FSDPModule, config: FSDPConfig, scalars: lis
     def reduce_grads() -> None:
         set_grad_sync(True)
         state._root_post_backward_final_callback()
+        average(scalars, world.size)
 
     def reshard() -> None:
         for module in sharded:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -125,6 +126,42 @@ def refused(case: str) -> str:
 def test_what_torch_would_answer_in_the_middle_of_a_step_is_refused(case: str) -> None:
     for said in ranks.run(2, refused, case):
         assert REFUSED[case][2] in said
+
+
+class Tempered(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.line, self.temperature = nn.Linear(6, 2), nn.Parameter(torch.tensor(0.5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.line(x) * self.temperature
+
+
+def micro_batch(session: Session, i: int, world: int) -> None:
+    own = BATCHES[i, session.world.data_rank] if world == 2 else BATCHES[i].flatten(0, 1)
+    session.backward(session.forward(own).square().mean())
+    session.step()
+
+
+def half_a_window(strategy: str, folder: str, saves: bool) -> dict[str, Tensor]:
+    torch.manual_seed(4)
+    session = Session(strategy=strategy, device="cpu", accumulate=2)
+    session.prepare(Tempered(), OptimizerSpec(torch.optim.SGD, {"lr": 0.1}))
+    if saves:
+        micro_batch(session, 0, session.world.size)
+        session.save(folder)
+    else:
+        session.load(folder)
+    micro_batch(session, 1, session.world.size)
+    return session.full_state_dict()
+
+
+@pytest.mark.parametrize("strategy", ["zero1", "fsdp"])
+def test_half_a_window_of_a_parameter_without_a_dimension_is_saved(strategy: str, tmp_path: Path) -> None:
+    right = ranks.run(2, half_a_window, strategy, str(tmp_path), True)[0]
+    for found in (half_a_window("single", str(tmp_path), False), ranks.run(2, half_a_window, "fsdp", str(tmp_path), False)[1]):
+        for key, value in right.items():
+            torch.testing.assert_close(found[key], value, rtol=0, atol=1e-6)
 
 
 def added_later(strategy: str) -> dict[str, Any]:
