@@ -1,7 +1,7 @@
 """An ImageNet-shaped script with as many classes as you like: a ResNet on every rank, and a head that the ranks share.
 
     python examples/imagenet_classes.py
-    restoke launch --processes 2 examples/imagenet_classes.py --classes 100000 --head sharded
+    restoke launch --processes 2 examples/imagenet_classes.py --classes 10000 --head sharded
 
 Images are made up: each class has a code, and an image is its code's mixture of a few smooth patterns, in noise.
 """
