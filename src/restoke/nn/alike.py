@@ -25,7 +25,7 @@ def check_alike(module: nn.Module, tensor: Tensor, group: Group) -> None:
         SpecError: on every rank of the group, if the shapes or the values differ.
     """
     asked: set[bool] = vars(module).setdefault(ASKED, set())
-    if module.training in asked or group.size == 1 or torch.compiler.is_compiling():
+    if module.training in asked or group.size == 1 or tensor.is_meta or torch.compiler.is_compiling():
         return
     asked.add(module.training)
     own = _told(tensor)

@@ -6,10 +6,11 @@ Its loss is the sum over classes of mass times -log p, and that is all that a lo
 
 from __future__ import annotations
 
-from typing import Protocol, final
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, final
 
 import torch
-from attrs import frozen
+from attrs import fields, frozen
 from torch import Tensor
 
 from restoke.distributed.shards import Shard
@@ -42,6 +43,15 @@ def alike(checks: Tensor, size: int) -> Tensor:
     """(rows), bool: over all ranks of a group of this size one answered for the row, and the digests do not vary."""
     owners, digest, square = checks
     return torch.logical_and(owners == 1, size * square == digest * digest)
+
+
+def apart(aims: Aims) -> tuple[Callable[[Sequence[Tensor]], Aims], list[Tensor]]:
+    """Its tensors, for autograd to keep, and what makes it of them again."""
+    kind: Any = type(aims)
+    values = {field.name: getattr(aims, field.name) for field in fields(kind)}
+    names = [name for name, value in values.items() if isinstance(value, Tensor)]
+    tensors = [values.pop(name) for name in names]
+    return lambda kept: kind(**values, **dict(zip(names, kept, strict=True))), tensors
 
 
 @final

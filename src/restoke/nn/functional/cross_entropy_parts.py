@@ -7,6 +7,7 @@ which costs an exponential and saves a buffer of the logits' size. No logarithm 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from torch.autograd.function import once_differentiable
 from restoke.distributed.collectives import all_reduce
 from restoke.distributed.groups import Group
 from restoke.errors import DataError
-from restoke.nn.functional.class_targets import ALL, Aims, alike
+from restoke.nn.functional.class_targets import ALL, Aims, alike, apart
 
 PIECE = {"cpu": 1 << 17}  # elements that are worked on at a time: on a CPU they should stay in its cache
 PIECE_ELSEWHERE = 1 << 24
@@ -33,8 +34,15 @@ def row_losses(part: Tensor, aims: Aims, group: Group, dtype: torch.dtype) -> tu
     Raises:
         DataError: on every rank, where a target is no class, or the ranks' targets differ.
     """
-    with torch.autocast(part.device.type, enabled=False):
+    with exactly(part.device):
         return _RowLosses.apply(part, aims, group, dtype)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def exactly(device: torch.device) -> AbstractContextManager[Any]:
+    """Without autocast."""
+    if not torch.amp.is_autocast_available(device.type):
+        return nullcontext()
+    return torch.autocast(device.type, enabled=False)
 
 
 def refuse_together(rows: int, dtype: torch.dtype, device: torch.device, group: Group) -> None:
@@ -103,8 +111,8 @@ class _RowLosses(torch.autograd.Function):
             sums[0, rows] = shifted.exp_().sum(1)
         sums[3], sums[4:] = aims.divisors(), aims.checks()
         loss = combine(sums, aims.kept, group)
-        ctx.save_for_backward(part, highest, sums)
-        ctx.aims = aims
+        ctx.aims, tensors = apart(aims)
+        ctx.save_for_backward(part, highest, sums[2] / sums[0], *tensors)
         divisors = sums[3].clone()
         ctx.mark_non_differentiable(divisors)
         return loss, divisors
@@ -112,16 +120,17 @@ class _RowLosses(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor, None, None, None]:
-        part, highest, sums = ctx.saved_tensors
-        grad = torch.where(ctx.aims.kept, grad, 0)
-        scale = grad * sums[2] / sums[0]
+        part, highest, scale, *tensors = ctx.saved_tensors
+        aims = ctx.aims(tensors)
+        grad = torch.where(aims.kept, grad, 0)
+        scale = grad * scale
         out = torch.empty_like(part, memory_format=torch.contiguous_format)
         own = out.dtype == highest.dtype
-        with torch.autocast(part.device.type, enabled=False):
+        with exactly(part.device):
             for (rows, scores), (_, there) in zip(blocks(part), blocks(out), strict=True):
                 block = torch.sub(scores, highest[rows].unsqueeze(1), out=there if own else None)
                 block.exp_().mul_(scale[rows].unsqueeze(1))
-                ctx.aims.take_(rows, ALL, block, grad[rows])
+                aims.take_(rows, ALL, block, grad[rows])
                 if not own:
                     there.copy_(block)
         return out, None, None, None

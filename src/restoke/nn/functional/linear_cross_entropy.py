@@ -19,11 +19,11 @@ from restoke.errors import SpecError
 from restoke.nn.described import plain, shard_of
 from restoke.nn.functional.class_targets import ALL, Aims
 from restoke.nn.functional.cross_entropy import How, checked
-from restoke.nn.functional.cross_entropy_parts import SUMS, combine
+from restoke.nn.functional.cross_entropy_parts import SUMS, combine, exactly
 from restoke.nn.tags import get_parallel_dim
 
 LOGITS = {"cpu": 1 << 20}  # that exist at a time
-LOGITS_ELSEWHERE = 1 << 25
+LOGITS_ELSEWHERE = 1 << 23
 FEWEST = 128  # classes at a time: a narrower product is slow
 
 
@@ -54,7 +54,8 @@ def parallel_linear_cross_entropy(
         linear_bias: of this rank's classes, shape (classes).
         weight: of all classes, or a described part, shape (classes).
         rows: each rank's number of rows, the input's first dimension: as for `parallel_cross_entropy`.
-        chunk: classes at a time; None: so many that a piece of the logits takes 4 MB on a CPU, 128 MB elsewhere, in float32.
+        chunk: classes at a time; None: a quarter of them at most, and so many at most that their logits take 4 MB in float32
+            on a CPU, 32 MB elsewhere, but 128.
 
     Raises:
         SpecError: something does not fit.
@@ -62,15 +63,26 @@ def parallel_linear_cross_entropy(
     """
     how = How(weight, ignore_index, reduction, label_smoothing, rows)
     shard = _classes(input, linear_weight, linear_bias, shard)
-    work = torch.get_autocast_dtype(input.device.type) if torch.is_autocast_enabled(input.device.type) else linear_weight.dtype
+    work = _autocast_dtype(input.device) or linear_weight.dtype
     dtype = torch.promote_types(torch.promote_types(work, target.dtype if target.is_floating_point() else work), torch.float32)
     x = copy(plain(input), shard.group).flatten(0, -2) if input.ndim > 1 else copy(plain(input), shard.group).unsqueeze(0)
     aims = _aims(x, input.shape[:-1], target, shard, how, dtype)
-    width = chunk or max(FEWEST, LOGITS.get(x.device.type, LOGITS_ELSEWHERE) // max(1, len(x)))
-    run = _Run(aims, shard.group, width, work, dtype)
-    with torch.autocast(x.device.type, enabled=False):
+    run = _Run(aims, shard.group, chunk or classes_at_a_time(x.device.type, len(x), shard.length), work, dtype)
+    with exactly(x.device):
         loss, divisors = _LinearLosses.apply(x, linear_weight, linear_bias, run)  # type: ignore[no-untyped-call]
     return how.reduced(loss, divisors, input.shape[:-1], shard.group)
+
+
+def classes_at_a_time(device: str, rows: int, classes: int) -> int:
+    """What `chunk` is by default: a quarter of the classes at most."""
+    return max(FEWEST, min(LOGITS.get(device, LOGITS_ELSEWHERE) // max(1, rows), -(-classes // 4)))
+
+
+def _autocast_dtype(device: torch.device) -> torch.dtype | None:
+    """Of products under autocast; None without."""
+    if not (torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)):
+        return None
+    return torch.get_autocast_dtype(device.type)
 
 
 def _classes(x: Tensor, weight: Tensor, bias: Tensor | None, shard: Shard | None) -> Shard:
@@ -87,7 +99,7 @@ def _classes(x: Tensor, weight: Tensor, bias: Tensor | None, shard: Shard | None
         )
     if x.ndim == 0 or x.shape[-1] != weight.shape[1]:
         raise SpecError.of("input", tuple(x.shape), f"classes have {weight.shape[1]} features", f"(..., {weight.shape[1]})")
-    if x.device != weight.device or (x.dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type)):
+    if x.device != weight.device or (x.dtype != weight.dtype and _autocast_dtype(x.device) is None):
         why = f"the weight is {weight.dtype} on {weight.device}"
         raise SpecError.of("input", f"{x.dtype} on {x.device}", why, "the same, or autocast")
     return shard
@@ -159,7 +171,7 @@ class _LinearLosses(torch.autograd.Function):
         grad_weight = torch.empty_like(weight) if needs_weight else None
         grad_bias = torch.empty_like(bias) if needs_bias else None
         wide = x.to(run.work)
-        with torch.autocast(x.device.type, enabled=False):
+        with exactly(x.device):
             for classes, part, scores in run.scores(wide, weight, bias):
                 scores.sub_(highest.unsqueeze(1)).exp_().mul_(scale)
                 run.aims.take_(ALL, classes, scores, grad)
