@@ -15,6 +15,7 @@ from restoke.nn.losses import ParallelCrossEntropyLoss
 from restoke.nn.margin_linear import ParallelMarginLinear
 from restoke.nn.margins import ArcFace, CombinedMargin, CosFace
 from restoke.nn.partial_fc import PartialFC
+from restoke.nn.partial_fc_files import load_partial_fc
 from restoke.nn.registry import register_shard, shards_of
 from restoke.nn.state_dict import collect_state_dict, relocate_state_dict
 from restoke.nn.tagging import RegisterParallelDim
@@ -45,6 +46,7 @@ __all__ = [
     "functional",
     "get_parallel_dim",
     "init",
+    "load_partial_fc",
     "parallel_accuracy",
     "parallel_topk",
     "plain",
