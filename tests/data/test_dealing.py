@@ -76,6 +76,16 @@ def test_the_ranks_together_see_rank_0s_order_of_bare_torch(way: str) -> None:
     assert merged == expected
 
 
+def test_generators_that_differ_from_rank_to_rank_follow_rank_0() -> None:
+    def differ(n: int, size: int, rank: int) -> DataLoader[Any]:
+        own = torch.Generator().manual_seed(rank)
+        return DataLoader(Numbers(n), batch_size=2, sampler=RandomSampler(Numbers(n), generator=own))
+
+    loaders = taken(differ, 13, 2)
+    for _ in range(3):
+        assert Counter(sample for loader in loaders for sample in real_samples(loader)) == Counter(range(13))
+
+
 def test_a_random_order_costs_one_broadcast_an_epoch_and_a_fixed_one_none(wire: Wire) -> None:
     for make, each in ((WAYS["in order"], 0), (WAYS["distributed"], 0), (WAYS["shuffled"], 1), (WAYS["batches of mine"], 1)):
         wire.said.clear()
@@ -213,12 +223,15 @@ def test_what_cannot_be_obeyed_is_refused() -> None:
         def __iter__(self) -> Any:
             return iter([])
 
+    pinned = DataLoader(Numbers(3))
+    pinned.pin_memory_device = "xpu"
     cases = [
         (lambda: Dealing(rng_types=("dice",)), "rng_types"),
         (lambda: Dealing(dispatch_batches=True, device_placement=False), "dispatch_batches"),
         (lambda: Dealing(data_seed=3), "data_seed"),
         (lambda: take_loader(Own(Numbers(3)), world=world()), "dataloader"),
         (lambda: take_loader(DataLoader(Numbers(3), num_workers=1, in_order=False), world=world()), "in_order"),
+        (lambda: take_loader(pinned, world=world()), "pin_memory_device"),
         (lambda: taken(lambda *_: DataLoader(Numbers(9), batch_size=3), 9, 2, split_batches=True), "batch_size"),
         (lambda: taken(lambda *_: DataLoader(Whole(9), batch_size=3), 9, 2, split_batches=True), "batch_size"),
         (lambda: taken(lambda *_: DataLoader(Whole(9)), 9, 2, dispatch_batches=True, even_batches=False), "even_batches"),

@@ -72,6 +72,9 @@ def take_loader(dataloader: DataLoader[Any] | Loader, *, world: World, dealing: 
     if not getattr(dataloader, "in_order", True):
         why = "batches that come out of order have no place to continue from"
         raise DataError.of("in_order", False, why, "in_order=True")
+    if device := getattr(dataloader, "pin_memory_device", ""):
+        why = f"memory is pinned for the rank's own device, {world.device.type}"
+        raise DataError.of("pin_memory_device", device, why, "leave it out")
     return make_loader(
         dataloader.dataset,
         world=world,
