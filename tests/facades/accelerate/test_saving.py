@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from restoke.errors import CheckpointError, SessionError
 from restoke.facades.accelerate import Accelerator
 from tests import ranks
-from tests.facades.accelerate import collective_work as work
+from tests.facades.accelerate import saving_work as work
 from tests.facades.accelerate.close import close
 from tests.facades.accelerate.on_ranks import net
 
