@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from restoke.data import BucketedDistributedSampler as BucketedDistributedSampler
     from restoke.data import Loader as Loader
     from restoke.errors import RestokeError as RestokeError
+    from restoke.facades.accelerate.accelerator import Accelerator as Accelerator
     from restoke.facades.stoke.face import Stoke as Stoke
     from restoke.facades.stoke.optimizer import StokeOptimizer as StokeOptimizer
     from restoke.facades.stoke.optimizer import StokeScheduler as StokeScheduler
@@ -59,6 +60,7 @@ _PLACES = {
     "measure_memory": "restoke.memory.measure",
     "census": "restoke.memory.census",
     "BucketedDistributedSampler": "restoke.data",
+    "Accelerator": "restoke.facades.accelerate.accelerator",
     "Stoke": "restoke.facades.stoke.face",
     "StokeOptimizer": "restoke.facades.stoke.optimizer",
     "StokeScheduler": "restoke.facades.stoke.optimizer",
