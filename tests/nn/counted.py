@@ -36,7 +36,7 @@ def collectives() -> Iterator[list[str]]:
 
 
 class Largest(TorchDispatchMode):
-    """The largest number of elements of any tensor that an operator gave."""
+    """The largest number of elements that lie behind any tensor that an operator gave."""
 
     elements = 0
 
@@ -44,13 +44,13 @@ class Largest(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         for each in result if isinstance(result, (tuple, list)) else (result,):
             if isinstance(each, Tensor):
-                self.elements = max(self.elements, each.numel())
+                self.elements = max(self.elements, each.untyped_storage().nbytes() // each.element_size())
         return result
 
 
 @contextmanager
 def peak() -> Iterator[list[int]]:
-    """The most bytes of tensors at one time, and how many were held before."""
+    """The most bytes of tensors that operators see at one time."""
     found: list[int] = []
     tracker = Tracker("cpu")
     tracker.start()

@@ -62,6 +62,8 @@ def parallel_linear_cross_entropy(
         DataError: on every rank, where a target is no class or targets are unlike. (On a GPU an assertion of the kernels.)
     """
     how = How(weight, ignore_index, reduction, label_smoothing, rows)
+    if chunk is not None and chunk < 1:
+        raise SpecError.of("chunk", chunk, "some classes are worked on at a time", "1 or more, or None")
     shard = _classes(input, linear_weight, linear_bias, shard)
     work = _autocast_dtype(input.device) or linear_weight.dtype
     dtype = torch.promote_types(torch.promote_types(work, target.dtype if target.is_floating_point() else work), torch.float32)
