@@ -271,3 +271,16 @@ def test_the_rules_can_be_given_with_a_dataset_too() -> None:
     for loader in streams:
         trust(loader)
     assert [lists(loader)[-1] for loader in streams] == [[8, 0], [1, 2]]
+
+
+@pytest.mark.parametrize("options", [{}, {"shuffle": True}, {"drop_last": True}, {"batch_size": None}], ids=str)
+def test_loaders_that_deal_by_strides_tell_their_repeats_too(options: dict[str, Any]) -> None:
+    counts: Counter[int] = Counter()
+    for rank in range(3):
+        loader = make_loader(Numbers(11), world=world(rank, 3), **{"batch_size": 2} | options)
+        for batch in loader:
+            assert loader.real is not None
+            samples = [batch] if isinstance(batch, int) else batch.tolist()
+            counts.update(samples[: loader.real[rank]])
+    assert max(counts.values()) == 1
+    assert len(counts) == (6 if options.get("drop_last") else 11)
