@@ -1,4 +1,4 @@
-"""What a training step costs over the hand-written loop: Session, Stoke's verbs, accelerate and lightning-fabric.
+"""What a training step costs over the hand-written loop: Session, Stoke's verbs, Accelerator, accelerate and lightning-fabric.
 
     python benchmarks/overhead.py --json overhead.json
 
@@ -30,6 +30,7 @@ from rich.table import Table
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+import restoke
 from restoke import OptimizerSpec, Session, Spec, Stoke, StokeOptimizer
 from restoke.stopping import end
 from restoke.testing import ranks
@@ -37,7 +38,7 @@ from restoke.testing import ranks
 HAND, AGAIN = "by hand", "by hand, again"
 RESUMABLE = "Session, resumable"
 NOWHERE = "no-such-folder"  # where nothing was saved, and nothing will be
-BOUNDS = {"Session": 1.03, RESUMABLE: 1.03, "Stoke's verbs": 1.05}
+BOUNDS = {"Session": 1.03, RESUMABLE: 1.03, "Stoke's verbs": 1.05, "Accelerator": 1.05}
 SGD = {"lr": 0.01}
 BUILDS = 8
 Step = Callable[[], None]
@@ -158,8 +159,15 @@ def by_accelerate(loop: Loop) -> Step:
 
     AcceleratorState._reset_state()  # its settings are the process's: those of the loop before would stay
     GradientState._reset_state()
-    accelerator, (x, y) = Accelerator(cpu=True, gradient_accumulation_steps=loop.accumulate), batch()
-    bare = net()
+    return _prepared(Accelerator(cpu=True, gradient_accumulation_steps=loop.accumulate), loop)
+
+
+def by_prepare(loop: Loop) -> Step:
+    return _prepared(restoke.Accelerator(cpu=True, gradient_accumulation_steps=loop.accumulate), loop)
+
+
+def _prepared(accelerator: Any, loop: Loop) -> Step:
+    bare, (x, y) = net(), batch()
     model, optimizer = accelerator.prepare(bare, torch.optim.SGD(bare.parameters(), **SGD))
 
     def plain() -> None:
@@ -220,7 +228,14 @@ def _times(micro_step: Step, number: int) -> Step:
     return step
 
 
-CONTENDERS = {HAND: by_hand, AGAIN: by_hand, "Session": by_session, RESUMABLE: by_resumable, "Stoke's verbs": by_stoke}
+CONTENDERS = {
+    HAND: by_hand,
+    AGAIN: by_hand,
+    "Session": by_session,
+    RESUMABLE: by_resumable,
+    "Stoke's verbs": by_stoke,
+    "Accelerator": by_prepare,
+}
 PEERS = {"accelerate": by_accelerate, "lightning-fabric": by_fabric}
 
 

@@ -42,7 +42,8 @@ def undo(optimizer: Optimizer, model: nn.Module) -> OptimizerSpec:
 def _keywords(optimizer: Optimizer) -> dict[str, Any]:
     """Those that its class is built with, as far as they can be seen: strategies try it out on small tensors."""
     known = inspect.signature(type(optimizer)).parameters
-    return {name: value for name, value in optimizer.defaults.items() if name in known}
+    given = {name: value for name, value in optimizer.defaults.items() if name in known}
+    return {name: value for name, value in given.items() if value is not None or known[name].default is not None}
 
 
 def _taken(optimizer: Optimizer, names: Mapping[int, str]) -> Kept | None:

@@ -13,9 +13,9 @@ from restoke.facades.accelerate import Accelerator, GradientAccumulationPlugin
 from tests.facades.accelerate.on_ranks import CE, dataset, net
 
 
-def grads_of(steps: int, batches: int, **options: Any) -> list[float]:
+def grads_of(steps: int, batches: int, kind: Any = Accelerator, **options: Any) -> list[float]:
     """The gradient at each optimizer step of a model whose micro-batches have gradient 1."""
-    accelerator = Accelerator(gradient_accumulation_steps=steps, **options)
+    accelerator = kind(gradient_accumulation_steps=steps, **options)
     model = nn.Linear(1, 1, bias=False)
     model, optimizer, loader = accelerator.prepare(
         model, torch.optim.SGD(model.parameters(), lr=0.0), DataLoader(torch.ones(batches, 1), batch_size=1)
