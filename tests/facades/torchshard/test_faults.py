@@ -149,6 +149,7 @@ def trained_in_groups() -> float:
     D.init_process_group(2)
     torch.manual_seed(dist.get_rank())
     model = nn.Sequential(nn.Linear(5, 6), ts.nn.ParallelLinear(6, 7, dim=1))
+    model[1].weight.data.mul_(1 + dist.get_rank() // 2)  # unlike the other group's
     ts.register_ddp_parameters_to_ignore(model)
     ddp = DistributedDataParallel(model)
     start = copy.deepcopy(dict(ts.collect_state_dict(model, model.state_dict())))
@@ -170,6 +171,17 @@ def trained_in_groups() -> float:
 
 def test_5_groups_with_data_of_their_own_average_the_shards_that_they_both_hold() -> None:
     assert max(run(4, trained_in_groups)) <= 1e-6
+
+
+def alone() -> list[int]:
+    D.init_process_group(1)
+    total = torch.ones(())
+    dist.all_reduce(total, group=D.get_group())
+    return [dist.get_world_size(D.get_group()), D.get_group_size(), D.get_rank(), int(total)]
+
+
+def test_5_groups_of_one_are_no_groups_of_all() -> None:
+    assert run(2, alone) == [[1, 1, 0, 1]] * 2
 
 
 def nested_heads() -> list[Any]:
@@ -407,6 +419,22 @@ def misused() -> list[str]:
     assert D.scatter(part, dim=-1) is part
     told += [refused(D.gather, part, 0), refused(D.copy, part), refused(D.scatter, part, 0)]
     return told
+
+
+def own_parameter() -> list[Any]:
+    D.init_process_group(2)
+    layer = nn.Module()
+    layer.weight = nn.Parameter(D.scatter(torch.ones(4, 7), dim=1))
+    layer.bias = nn.Parameter(D.scatter(torch.ones(4), dim=0))
+    ts.set_attribute(layer.weight, 0)
+    ts.register_parallel_attribute(layer.bias, 0, order_type=1)
+    names = ts.register_ddp_parameters_to_ignore(layer)
+    dims = [ts.get_parallel_dim(param) for param in layer.parameters()]
+    return [*(type(param) is nn.Parameter and param.is_leaf for param in layer.parameters()), names, dims]
+
+
+def test_weights_that_a_script_cuts_are_parameters_like_any_other() -> None:
+    assert run(2, own_parameter) == [[True, True, ["weight", "bias"], [0, 0]]] * 2
 
 
 def test_misuse_is_refused_on_every_rank() -> None:
