@@ -126,11 +126,10 @@ class _RowLosses(torch.autograd.Function):
         scale = grad * scale
         out = torch.empty_like(part, memory_format=torch.contiguous_format)
         own = out.dtype == highest.dtype
-        with exactly(part.device):
-            for (rows, scores), (_, there) in zip(blocks(part), blocks(out), strict=True):
-                block = torch.sub(scores, highest[rows].unsqueeze(1), out=there if own else None)
-                block.exp_().mul_(scale[rows].unsqueeze(1))
-                aims.take_(rows, ALL, block, grad[rows])
-                if not own:
-                    there.copy_(block)
+        for (rows, scores), (_, there) in zip(blocks(part), blocks(out), strict=True):
+            block = torch.sub(scores, highest[rows].unsqueeze(1), out=there if own else None)
+            block.exp_().mul_(scale[rows].unsqueeze(1))
+            aims.take_(rows, ALL, block, grad[rows])
+            if not own:
+                there.copy_(block)
         return out, None, None, None
