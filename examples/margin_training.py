@@ -1,4 +1,4 @@
-"""Margin training over many small classes: which file of Python's standard library do some lines come from?
+"""Margin training over many small classes: it learns from which file of Python's standard library some lines come.
 
     python examples/margin_training.py
     restoke launch --spec examples/digits/ddp.yaml examples/margin_training.py --classes 400 --margin cosface
