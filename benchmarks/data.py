@@ -2,7 +2,7 @@
 
     python benchmarks/data.py --json data.json
 
-A batch is at least 1 ms of work (products of matrices) and 32 samples in random order; the contenders take turns in one
+A batch is more than 1 ms of work (products of matrices) and 32 samples in random order; the contenders take turns in one
 process: without workers in CPU time, with two workers by the clock; and in two processes, where torch's is given a
 DistributedSampler.
 Ratios are of batches per second, medians over rounds with their 95 % interval; "torch, again" is the same loader twice.
@@ -41,7 +41,7 @@ TORCH, AGAIN = "torch", "torch, again"
 MADE, TAKEN = "restoke, made", "restoke, taken"
 BOUNDS = {MADE: 0.97, TAKEN: 0.97}
 BATCH, BATCHES = 32, 256
-WORK = (96, 64)  # products a batch, and the side of the matrices
+SIDE, SECONDS = 64, 1.25e-3  # of the matrices, and of the work for a batch
 Next = Callable[[], object]
 
 
@@ -61,7 +61,9 @@ PLACES = (Place(1, 0), Place(1, 2), Place(2, 0))
 
 
 class Work(Dataset[Tensor]):
-    """Samples that take a while."""
+    """Samples that take a while: `products` of matrices for a batch."""
+
+    products = 1
 
     def __init__(self, samples: int) -> None:
         self.samples = samples
@@ -70,11 +72,21 @@ class Work(Dataset[Tensor]):
         return self.samples
 
     def __getitems__(self, indices: list[int]) -> list[Tensor]:
-        products, side = WORK
-        matrix = torch.full((side, side), 1 / side)
-        for _ in range(products):
+        matrix = torch.full((SIDE, SIDE), 1 / SIDE)
+        for _ in range(self.products):
             matrix = matrix @ matrix
-        return [matrix[index % side] for index in indices]
+        return [matrix[index % SIDE] for index in indices]
+
+
+def calibrate() -> None:
+    """Choose the products so that the quickest batch of several is long enough, on this machine."""
+    Work.products = 50
+    times = []
+    for _ in range(40):
+        start = time.process_time()
+        Work(BATCH).__getitems__(list(range(BATCH)))
+        times.append(time.process_time() - start)
+    Work.products = round(50 * SECONDS / min(times))
 
 
 def torchs(world: World, workers: int) -> DataLoader[Tensor]:
@@ -131,6 +143,7 @@ def measure(place: Place, rounds: int, per_turn: int) -> Times:
     warnings.simplefilter("ignore")
     multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined] # ranks of a pool have workers, too
     world = World.join("cpu", ranks_here(), Rendezvous(), many=place.processes > 1)
+    calibrate()
     steps = {name: endless(make(world, place.workers)) for name, make in present().items()}
     before = dist.barrier if world.size > 1 else lambda: None
     clock = time.perf_counter if place.workers else time.process_time
