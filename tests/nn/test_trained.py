@@ -2,130 +2,33 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
-from restoke import OptimizerSpec, Session, TensorConfig, checkpoint
+from restoke import Session, TensorConfig
 from restoke.configs import AMPConfig
-from restoke.configs.rendezvous import Rendezvous
-from restoke.distributed import Group, Shard, copy, gather, gather_rows, group_of
+from restoke.distributed import Group, group_of
 from restoke.errors import SpecError
-from restoke.facts import Facts
-from restoke.nn import register_shard
 from restoke.nn.trained import refuse_shared
-from restoke.ranks import Ranks
 from restoke.rows import Row
 from restoke.spec import Spec
-from restoke.table import problems, rows
 from restoke.testing.training import trained
-from restoke.whole import gather_whole
-from restoke.world import World
 from tests import ranks
-
-STEPS, ROWS_EACH, FEATURES, CLASSES = 8, 12, 6, 10
-SGD = OptimizerSpec(torch.optim.SGD, {"lr": 0.2, "momentum": 0.9})
-ADAM = OptimizerSpec(torch.optim.AdamW, {"lr": 0.05})
-SHARING = [name for name, row in rows().items() if row.usable() and row.shared]
-every_row = pytest.mark.parametrize("strategy", SHARING)
-
-
-def possible(strategy: str, n: int, **axes: Any) -> bool:
-    """Whether the strategy can run in so many processes at all."""
-    return not problems(
-        Spec(strategy=strategy, device="cpu", **axes), Facts(processes=n, launched=True, devices=("cpu",), per_node=n)
-    )
-
-
-class Head(nn.Module):
-    """A linear layer whose rows are cut, written as a user would."""
-
-    def __init__(self, group: Group, classes: int) -> None:
-        super().__init__()
-        generator = torch.Generator().manual_seed(5)
-        self.shard = Shard(group, 0, classes)
-        self.weight = nn.Parameter(self.shard.of(torch.randn(classes, 5, generator=generator)).clone())
-        self.bias = nn.Parameter(self.shard.of(torch.randn(classes, generator=generator)).clone())
-        register_shard(self, "weight", self.shard)
-        register_shard(self, "bias", self.shard)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return gather(F.linear(copy(x, self.shard.group), self.weight, self.bias), -1, self.shard.group, self.shard.size)
-
-
-class Model(nn.Module):
-    def __init__(self, group: Group, together: bool, classes: int = CLASSES) -> None:
-        super().__init__()
-        generator = torch.Generator().manual_seed(3)
-        self.group, self.together = group, together
-        self.trunk = nn.Linear(FEATURES, 5)
-        with torch.no_grad():
-            for p in self.trunk.parameters():
-                p.copy_(torch.randn(p.shape, generator=generator))
-        self.head = Head(group, classes)
-
-    def forward(self, x: Tensor) -> Tensor:
-        features = torch.tanh(self.trunk(x))
-        return self.head(gather_rows(features, self.group) if self.together else features)
-
-
-def batches(classes: int = CLASSES) -> list[tuple[Tensor, Tensor]]:
-    generator = torch.Generator().manual_seed(1)
-    shape = (ROWS_EACH, FEATURES)
-    return [
-        (torch.randn(shape, generator=generator), torch.randint(classes, (ROWS_EACH,), generator=generator))
-        for _ in range(STEPS)
-    ]
-
-
-def alone(clip: float | None = None, accumulate: int = 1) -> dict[str, Any]:
-    """One process, the whole layer, the whole batch."""
-    model = Model(group_of(1), together=False)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
-    for i, (x, y) in enumerate(batches()):
-        (F.cross_entropy(model(x), y) / accumulate).backward()
-        if (i + 1) % accumulate == 0:
-            if clip is not None:
-                nn.utils.clip_grad_norm_(model.parameters(), clip)
-            optimizer.step()
-            optimizer.zero_grad()
-    return {name: value.double().numpy() for name, value in model.state_dict().items()}
-
-
-def share_of(x: Tensor, session: Session, group: Group, together: bool) -> Tensor:
-    """Each rank its rows; or each group its rows, alike on its ranks."""
-    world = session.world
-    if together:
-        return x[world.rank * ROWS_EACH // world.size : (world.rank + 1) * ROWS_EACH // world.size]
-    index, groups = world.rank // group.size, world.size // group.size
-    return x[index * ROWS_EACH // groups : (index + 1) * ROWS_EACH // groups]
-
-
-def loss_of(session: Session, group: Group, together: bool, x: Tensor, y: Tensor) -> Tensor:
-    own_x, own_y = (share_of(each, session, group, together) for each in (x, y))
-    targets = gather_rows(own_y, group) if together else own_y
-    return F.cross_entropy(session.forward(own_x), targets)
-
-
-def in_session(strategy: str, size: int | None, together: bool, **axes: Any) -> dict[str, Any]:
-    session = Session(strategy=strategy, device="cpu", **axes)
-    group = group_of(size)
-    session.prepare(Model(group, together), SGD)
-    for x, y in batches():
-        session.backward(loss_of(session, group, together, x, y))
-        session.step()
-    return trained(session)
-
-
-def assert_same(found: dict[str, Any], wanted: dict[str, Any]) -> None:
-    assert found.keys() == wanted.keys()
-    for name, value in wanted.items():
-        np.testing.assert_allclose(found[name], value, rtol=1e-5, atol=1e-6, err_msg=name)
+from tests.nn.shared_model import (
+    SGD,
+    Model,
+    alone,
+    assert_same,
+    batches,
+    every_row,
+    in_session,
+    loss_of,
+    possible,
+)
 
 
 @every_row
@@ -187,53 +90,6 @@ def test_an_overflow_in_one_ranks_shard_makes_all_skip(strategy: str) -> None:
         assert "which torch's FSDP2 does not cast" in first
         return
     assert first[:3] == [[False, True, False], 2.0**9, 2]
-
-
-def saving(strategy: str, folder: str, steps: int, accumulate: int) -> dict[str, Any]:
-    session, group = started(strategy, accumulate)
-    for x, y in batches()[:steps]:
-        session.backward(loss_of(session, group, True, x, y))
-        session.step()
-    session.save(folder)
-    return going_on(session, group, steps)
-
-
-def started(strategy: str, accumulate: int) -> tuple[Session, Group]:
-    session = Session(strategy=strategy, device="cpu", accumulate=accumulate, ema=0.9)
-    group = group_of(session.world.size)
-    session.prepare(Model(group, together=True), ADAM)
-    return session, group
-
-
-def going_on(session: Session, group: Group, steps: int) -> dict[str, Any]:
-    for x, y in batches()[steps:]:
-        session.backward(loss_of(session, group, True, x, y))
-        session.step()
-    found = trained(session)
-    with session.averaged():
-        return found | {f"ema/{name}": value.numpy() for name, value in _whole(session).items()}
-
-
-def _whole(session: Session) -> dict[str, Tensor]:
-    return gather_whole(session.parts.state.capture(), session.world)
-
-
-def loading(strategy: str, folder: str, steps: int, accumulate: int) -> dict[str, Any]:
-    session, group = started(strategy, accumulate)
-    with torch.no_grad():
-        for p in session.parts.module.parameters():
-            p.zero_()
-    session.load(folder)
-    return going_on(session, group, steps)
-
-
-@every_row
-@pytest.mark.parametrize(("accumulate", "steps"), [(1, 4), (4, 2)])
-def test_any_world_goes_on_from_what_four_ranks_saved(strategy: str, accumulate: int, steps: int, tmp_path: Path) -> None:
-    wanted = ranks.run(4, saving, strategy, str(tmp_path), steps, accumulate)[0]
-    for n in (n for n in (4, 3, 2) if possible(strategy, n)):
-        assert_same(ranks.run(n, loading, strategy, str(tmp_path), steps, accumulate)[0], wanted)
-    assert_same(ranks.run(1, loading, "single", str(tmp_path), steps, accumulate)[0], wanted)
 
 
 def sharing(**axes: Any) -> None:
@@ -317,29 +173,3 @@ def test_a_head_on_frozen_features_is_trained_though_there_is_nothing_to_average
         optimizer.zero_grad()
     assert first == second
     assert_same(found, {name: value.numpy() for name, value in model.state_dict().items()})
-
-
-def copied(strategy: str, source: str, target: str) -> None:
-    session, _ = started(strategy, accumulate=1)
-    session.load(source)
-    session.save(target)
-
-
-def everything(folder: Path) -> dict[str, Any]:
-    """Every tensor of a checkpoint but the generators' own, whole."""
-    saved = checkpoint.read(folder, None, World.join("cpu", Ranks(), Rendezvous(), many=False))
-    return {key: saved.read(key).numpy() for key in saved.keys() if key.split("/")[0] in ("model", "optimizer", "ema")}  # noqa: SIM118
-
-
-@pytest.mark.parametrize("strategy", [name for name in SHARING if possible(name, 1) and possible(name, 5)])
-def test_ten_classes_saved_by_four_ranks_are_the_same_at_any_world(strategy: str, tmp_path: Path) -> None:
-    ranks.run(4, saving, strategy, str(tmp_path / "4"), 4, 1)
-    wanted = everything(tmp_path / "4")
-    assert wanted["model/head.weight"].shape == (CLASSES, 5)
-    assert {"optimizer/head.weight/exp_avg", "ema/head.weight"} < wanted.keys()
-    for n in (1, 2, 3, 5):
-        ranks.run(n, copied, strategy, str(tmp_path / "4"), str(tmp_path / str(n)))
-        found = everything(tmp_path / str(n))
-        assert found.keys() == wanted.keys()
-        for key, value in wanted.items():
-            np.testing.assert_array_equal(found[key], value, err_msg=f"{key} at {n}")
