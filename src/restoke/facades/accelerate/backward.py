@@ -25,7 +25,7 @@ class Backward:
 
     def run(self, loss: Tensor, keywords: Mapping[str, Any]) -> None:
         """Raises SessionError: the loss has no graph."""
-        if loss.grad_fn is None and not loss.requires_grad:
+        if not loss.requires_grad:
             why = "nothing that it was computed from needs gradients"
             raise SessionError.of(
                 "loss", "a tensor without a graph", why, "a loss of a prepared model, outside of torch.no_grad()"

@@ -27,17 +27,21 @@ def clip(parameters: Tensor | Iterable[Tensor], how: Clip, models: Sequence[Trai
     if not given:
         raise SessionError.of("parameters", "none", "there is nothing to clip", "model.parameters(), taken anew for each call")
     mine = {id(p) for p in given}
-    touched = [model for model in models if any(id(p) in mine for p in model.parts.module.parameters())]
+    touched = [model for model in models if not model.ids.isdisjoint(mine)]
     declared = next((model.session.spec.clip for model in touched if model.session.spec.clip is not None), None)
     if declared is not None and declared != how:
         say_once(f"clipping as declared: {declared} (the script: {how})")
         how = declared
-    if len(touched) == 1 and all(id(p) in mine for p in touched[0].parts.module.parameters() if p.grad is not None):
+    if len(touched) == 1 and (touched[0].ids <= mine or _has_all_grads(touched[0], mine)):
         return touched[0].clip(how)
     for model in touched:
         if not model.clipped:
             model.clip(NO_LIMIT)
     return clip_some([p for p in given if p.grad is not None], how)
+
+
+def _has_all_grads(model: Trained, mine: set[int]) -> bool:
+    return all(id(p) in mine for p in model.parts.module.parameters() if p.grad is not None)
 
 
 def measured(parameters: Tensor | Iterable[Tensor], norm_type: float) -> Tensor:

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, final
+from typing import Any, final
 
 from torch import Tensor
 
 from restoke.facades.accelerate.plugins import GradientAccumulationPlugin
 from restoke.said import say_once
 from restoke.windows import Windows
-
-if TYPE_CHECKING:
-    from restoke.facades.accelerate.trained import Trained
 
 
 @final
@@ -65,23 +60,19 @@ class Micro:
         if on and self._inside:
             self._shorten()
 
-    @contextmanager
-    def running(self, models: list[Trained]) -> Iterator[None]:
-        """One micro-batch. Within another one it counts none, and adds models that stay unsynchronised."""
-        outer, self._inside = self._inside, True
-        if not outer:
-            self._begin()
-        quiet = [] if self._sync or self.plugin.sync_each_batch else models
-        for model in quiet:
-            model.parts.set_grad_sync(False)
-        try:
-            yield
-            if not outer:
-                self._end()
-        finally:
-            self._inside = outer
-            for model in quiet:
-                model.parts.set_grad_sync(True)
+    def begin(self) -> bool:
+        """A micro-batch begins, unless one is running already: whether it does."""
+        if self._inside:
+            return False
+        self._inside = True
+        self._begin()
+        return True
+
+    def end(self, whole: bool) -> None:
+        """It ends; one that raised does not count."""
+        self._inside = False
+        if whole:
+            self._end()
 
     def _begin(self) -> None:
         windows = self.windows

@@ -104,7 +104,7 @@ class Preparing(ProcessControl):
         """Tell each optimizer the models whose parameters it has."""
         for wrapper in self._optimizers:
             mine = {id(p) for group in wrapper.param_groups for p in group["params"]}
-            wrapper.owners = [m for m in self._held.trained if mine & {id(p) for p in m.parts.module.parameters()}]
+            wrapper.owners = [m for m in self._held.trained if mine & m.ids]
             taken = [m for m in wrapper.owners if m not in self._held.shells and m.parts.optimizer is not wrapper.optimizer]
             if taken:
                 name = type(taken[0].parts.module).__name__

@@ -28,6 +28,7 @@ class Trained:
     def __init__(self, session: Session, micro: Micro) -> None:
         self.session, self._micro = session, micro
         self.parts: Parts = session.parts
+        self.ids = frozenset(id(p) for p in self.parts.module.parameters())
         self.forwards: list[int] | None = None
         self.late = False  # whether gradients wait to be reduced
         self.stepped = False  # whether a step was taken since the loss scale moved

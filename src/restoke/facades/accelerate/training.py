@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch.optim import Optimizer
 
 from restoke.configs import ClipGradConfig, ClipGradNormConfig
 from restoke.errors import SessionError
+from restoke.facades.accelerate.accumulating import Accumulating
 from restoke.facades.accelerate.backward import Backward
 from restoke.facades.accelerate.clipping import NO_LIMIT, clip, measured
 from restoke.facades.accelerate.optimizer import AcceleratedOptimizer
@@ -47,7 +49,7 @@ class Training(Preparing):
         Raises:
             SessionError: one of them was not prepared here.
         """
-        return self._micro.running([self._of(model) for model in models if model not in self._placed])
+        return Accumulating(self._micro, [self._of(model) for model in models if model not in self._placed])
 
     @contextmanager
     def no_sync(self, model: nn.Module) -> Iterator[None]:
@@ -96,7 +98,7 @@ class Training(Preparing):
         """
         if not self._micro.sync:
             return measured(parameters, norm_type)
-        return clip(parameters, ClipGradNormConfig(max_norm=max_norm, norm_type=float(norm_type)), self._held.trained)
+        return clip(parameters, _by_norm(max_norm, norm_type), self._held.trained)
 
     def clip_grad_value_(self, parameters: Tensor | Iterable[Tensor], clip_value: float) -> None:
         """Clip each element of the gradients; within a window nothing is."""
@@ -148,6 +150,11 @@ class Training(Preparing):
     @property
     def _accelerated(self) -> list[AcceleratedOptimizer]:
         return self._optimizers
+
+
+@lru_cache(maxsize=64)  # a script clips alike in every step, and reading a setting costs more than a small clipping
+def _by_norm(max_norm: float, norm_type: float) -> ClipGradNormConfig:
+    return ClipGradNormConfig(max_norm=max_norm, norm_type=float(norm_type))
 
 
 def _off(device: torch.device) -> Callable[[], AbstractContextManager[Any]]:
