@@ -1,6 +1,6 @@
 """A training script in the shape of TorchShard's ImageNet tutorial: DDP, and a head that its ranks share."""
 
-# ruff: noqa: C901, PLR0915, PLW2901 - as such scripts are found
+# ruff: noqa: C901, PLW2901 - as such scripts are found
 import argparse
 
 import torch
@@ -43,6 +43,15 @@ def accuracy(output, target, topk=(1, 5)):
     return [correct[:k].reshape(-1).float().sum(0) * (100.0 / target.size(0)) for k in topk]
 
 
+def make_optimizer(model, args):
+    options = {"lr": 0.1, "momentum": 0.9, "weight_decay": 1e-4}
+    if args.enable_zero_optim:
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+
+        return ZeroRedundancyOptimizer(model.parameters(), optimizer_class=torch.optim.SGD, **options)
+    return torch.optim.SGD(model.parameters(), **options)
+
+
 def main():
     args = parser.parse_args()
     dist.init_process_group(backend=args.dist_backend)
@@ -59,13 +68,7 @@ def main():
     criterion = nn.CrossEntropyLoss()
     if args.enable_model_parallel:
         criterion = ts.nn.ParallelCrossEntropyLoss()
-    options = {"lr": 0.1, "momentum": 0.9, "weight_decay": 1e-4}
-    if args.enable_zero_optim:
-        from torch.distributed.optim import ZeroRedundancyOptimizer
-
-        optimizer = ZeroRedundancyOptimizer(model.parameters(), optimizer_class=torch.optim.SGD, **options)
-    else:
-        optimizer = torch.optim.SGD(model.parameters(), **options)
+    optimizer = make_optimizer(model, args)
 
     if args.resume:
         state_dict = torch.load(args.resume)
