@@ -162,10 +162,6 @@ def by_accelerate(loop: Loop) -> Step:
     return _prepared(Accelerator(cpu=True, gradient_accumulation_steps=loop.accumulate), loop)
 
 
-def by_prepare(loop: Loop) -> Step:
-    return _prepared(restoke.Accelerator(cpu=True, gradient_accumulation_steps=loop.accumulate), loop)
-
-
 def _prepared(accelerator: Any, loop: Loop) -> Step:
     bare, (x, y) = net(), batch()
     model, optimizer = accelerator.prepare(bare, torch.optim.SGD(bare.parameters(), **SGD))
@@ -229,12 +225,9 @@ def _times(micro_step: Step, number: int) -> Step:
 
 
 CONTENDERS = {
-    HAND: by_hand,
-    AGAIN: by_hand,
-    "Session": by_session,
-    RESUMABLE: by_resumable,
-    "Stoke's verbs": by_stoke,
-    "Accelerator": by_prepare,
+    **dict.fromkeys((HAND, AGAIN), by_hand),
+    **{"Session": by_session, RESUMABLE: by_resumable, "Stoke's verbs": by_stoke},
+    "Accelerator": lambda loop: _prepared(restoke.Accelerator(cpu=True, gradient_accumulation_steps=loop.accumulate), loop),
 }
 PEERS = {"accelerate": by_accelerate, "lightning-fabric": by_fabric}
 
