@@ -93,7 +93,6 @@ def main() -> None:
     train, x, y = library(args.classes)
     model = Recogniser(args.classes, args.margin, args.sample_rate, args.seed)
     session.prepare(model, OptimizerSpec(torch.optim.AdamW, {"lr": 3e-3, "weight_decay": 0.01}))
-    model.head.attach(session.parts.optimizer)
     loader = session.loader(train, args.batch_size, shuffle=True)
     x, y = x.to(session.world.device), y.to(session.world.device)
     if session.world.is_main:

@@ -1,4 +1,4 @@
-"""Who is told of each session when its parts are made: what measures a script from outside, before torch is imported."""
+"""Who is told of each session when its parts are made: what measures a script from outside, layers that follow an optimizer."""
 
 from __future__ import annotations
 

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from restoke import OptimizerSpec, Session
 from restoke.distributed import gather_rows, group_of
+from restoke.errors import SpecError
 from restoke.nn import PartialFC
 from restoke.nn.functional.cross_entropy import parallel_cross_entropy
-from restoke.nn.partial_fc import follow
 from restoke.table import rows
 from restoke.testing.training import trained
 from tests import ranks
@@ -44,8 +44,7 @@ def started(strategy: str, rate: float, spec: OptimizerSpec, **axes: Any) -> Ses
     session = Session(strategy=strategy, device="cpu", **axes)
     torch.manual_seed(0)
     session.prepare(Model(rate), spec)
-    follow(session.parts.module, session.parts.optimizer)
-    return session
+    return session  # the head follows its optimizer by itself
 
 
 def go_on(session: Session, first: int, last: int) -> dict[str, Any]:
@@ -109,3 +108,12 @@ def test_another_world_goes_on_with_weights_and_state(strategy: str, tmp_path: P
     wanted = ranks.run(2, saving, strategy, 0.999, ADAMW, str(tmp_path))[0]
     for n, name in ((1, "single"), (4, strategy)):
         assert_same(ranks.run(n, loading, name, 0.999, ADAMW, str(tmp_path))[0], wanted, 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("axes", "said"), [({"ema": 0.9}, "is none of a class"), ({"optimizer": "in-backward"}, "backward is over")]
+)
+def test_axes_that_would_take_sampled_rows_for_one_parameter_are_refused(axes: dict[str, Any], said: str) -> None:
+    with pytest.raises(SpecError, match=said):
+        started("single", 0.5, SGD, **axes)
+    assert started("single", 1.0, SGD, **axes)

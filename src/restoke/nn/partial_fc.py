@@ -21,6 +21,7 @@ from restoke.nn.owned import counted
 from restoke.nn.registry import register_shard
 from restoke.nn.sampled_rows import bring, take
 from restoke.nn.sampling import Positives, Sample, among, draw, positives, rarity, size_of
+from restoke.prepared import TOLD
 
 SAMPLED = "sampled"
 
@@ -33,9 +34,9 @@ class PartialFC(nn.Module):
     decay moves them. Gradients and the optimizer's state on the device are those of the sample. What a class that leaves it
     had gathered, momentum or Adam's averages, waits in the CPU's memory for its next turn.
 
-    `attach` it to its optimizer once. Within a window of several backwards the sample only grows; the first forward after
-    an optimizer step, or after gradients were cleared, draws a new one. In eval mode, and without gradients, all classes take
-    part. At rate 1 it is `ParallelMarginLinear`.
+    `attach` it to its optimizer once; a session does. Within a window of several backwards the sample only grows; the first
+    forward after an optimizer step, or after gradients were cleared, draws a new one. In eval mode, and without gradients,
+    all classes take part. At rate 1 it is `ParallelMarginLinear`.
 
     Args:
         sample_rate: of the classes, above 0, at most 1; where more occur in a batch, all ranks sample more.
@@ -200,10 +201,25 @@ class PartialFC(nn.Module):
 
 
 def follow(model: nn.Module, optimizer: Optimizer) -> None:
-    """Attach every `PartialFC` of the model to the optimizer."""
+    """Attach every `PartialFC` of the model to the optimizer. A session does it by itself."""
     for module in model.modules():
         if isinstance(module, PartialFC):
             module.attach(optimizer)
+
+
+def _follow_session(session: Any) -> None:
+    """Raises SpecError where an axis would take the sampled rows, other classes in each step, for one parameter."""
+    sampling = any(isinstance(m, PartialFC) and m.sample_rate < 1 for m in session.parts.module.modules())
+    if sampling and session.spec.ema is not None:
+        why = "PartialFC samples other classes in each step, and an average of their rows is none of a class"
+        raise SpecError.of("ema", session.spec.ema, why, "ema=none, or sample_rate=1")
+    if sampling and session.spec.optimizer == "in-backward":
+        why = "PartialFC's sampled rows get their gradient when the backward is over"
+        raise SpecError.of("optimizer", session.spec.optimizer, why, "optimizer=given, or sample_rate=1")
+    follow(session.parts.module, session.parts.optimizer)
+
+
+TOLD.append(_follow_session)
 
 
 @final
