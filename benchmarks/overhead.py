@@ -30,8 +30,7 @@ from rich.table import Table
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-import restoke
-from restoke import OptimizerSpec, Session, Spec, Stoke, StokeOptimizer
+from restoke import Accelerator, OptimizerSpec, Session, Spec, Stoke, StokeOptimizer
 from restoke.stopping import end
 from restoke.testing import ranks
 
@@ -154,12 +153,12 @@ def by_stoke(loop: Loop) -> Step:
 
 
 def by_accelerate(loop: Loop) -> Step:
-    from accelerate import Accelerator
+    from accelerate import Accelerator as Theirs
     from accelerate.state import AcceleratorState, GradientState
 
     AcceleratorState._reset_state()  # its settings are the process's: those of the loop before would stay
     GradientState._reset_state()
-    return _prepared(Accelerator(cpu=True, gradient_accumulation_steps=loop.accumulate), loop)
+    return _prepared(Theirs(cpu=True, gradient_accumulation_steps=loop.accumulate), loop)
 
 
 def _prepared(accelerator: Any, loop: Loop) -> Step:
@@ -226,8 +225,10 @@ def _times(micro_step: Step, number: int) -> Step:
 
 CONTENDERS = {
     **dict.fromkeys((HAND, AGAIN), by_hand),
-    **{"Session": by_session, RESUMABLE: by_resumable, "Stoke's verbs": by_stoke},
-    "Accelerator": lambda loop: _prepared(restoke.Accelerator(cpu=True, gradient_accumulation_steps=loop.accumulate), loop),
+    "Session": by_session,
+    RESUMABLE: by_resumable,
+    "Stoke's verbs": by_stoke,
+    "Accelerator": lambda loop: _prepared(Accelerator(cpu=True, gradient_accumulation_steps=loop.accumulate), loop),
 }
 PEERS = {"accelerate": by_accelerate, "lightning-fabric": by_fabric}
 

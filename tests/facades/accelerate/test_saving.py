@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.utils.data import DataLoader
 
 from restoke.errors import CheckpointError, SessionError
 from restoke.facades.accelerate import Accelerator
 from tests import ranks
 from tests.facades.accelerate import saving_work as work
 from tests.facades.accelerate.close import close
-from tests.facades.accelerate.on_ranks import net
+from tests.facades.accelerate.on_ranks import dataset, net
 
 
 @pytest.mark.parametrize("strategies", [("ddp", "ddp"), ("ddp", "fsdp"), ("fsdp", "zero1")])
@@ -69,3 +70,42 @@ def test_weights_alone_are_what_other_libraries_read(size: Any, files: list[str]
     assert all(torch.equal(weights[key], own[key]) for key in own)
     accelerator.save_model(model, tmp_path)  # files that are not its own any more are gone
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model.safetensors"]
+
+
+def test_loaders_are_saved_without_a_model_and_into_an_empty_folder(tmp_path: Path) -> None:
+    accelerator = Accelerator()
+    loader = accelerator.prepare(DataLoader(dataset(8), batch_size=2, shuffle=True))
+    rest = []
+    for step, (x, _) in enumerate(loader):
+        if step == 1:
+            accelerator.save_state(tmp_path)
+        if step > 1:
+            rest.append(x.tolist())
+    accelerator.load_state(tmp_path)
+    assert [x.tolist() for x, _ in loader] == rest
+
+
+def test_a_folder_with_other_files_is_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    accelerator = Accelerator()
+    accelerator.prepare(net())
+    with pytest.raises(CheckpointError, match="would be lost"):
+        accelerator.save_state(tmp_path)
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+def test_a_model_that_a_hook_has_loaded_keeps_it(tmp_path: Path) -> None:
+    accelerator = Accelerator()
+    model = accelerator.prepare(net())
+    accelerator.save_state(tmp_path / "state")
+
+    def load(models: list[Any], folder: str) -> None:
+        with torch.no_grad():
+            models.pop()[0].weight.fill_(5.0)
+
+    handle = accelerator.register_load_state_pre_hook(load)
+    accelerator.load_state(tmp_path / "state")
+    assert model[0].weight.unique().tolist() == [5.0]
+    handle.remove()
+    accelerator.load_state(tmp_path / "state")
+    assert torch.equal(model[0].weight, net()[0].weight)
