@@ -196,3 +196,11 @@ def seeded() -> list[float]:
     same = torch.rand(1).item()
     set_seed(3, device_specific=True)
     return [same, torch.rand(1).item()]
+
+
+def evaluated_after_a_skip(count: int) -> list[Any]:
+    """The epoch without its first batch, then a whole one."""
+    accelerator = Accelerator()
+    loader = accelerator.prepare(DataLoader(TensorDataset(torch.arange(count)), batch_size=2))
+    rest = accelerator.skip_first_batches(loader, 1)
+    return [[n for (x,) in rest for n in accelerator.gather_for_metrics(x).tolist()] for _ in range(2)]

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from restoke.facades.accelerate import Accelerator
+from restoke.facades.accelerate import Accelerator, FullyShardedDataParallelPlugin
 from tests.facades.accelerate.on_ranks import CE, net, weights
 
 
@@ -188,3 +188,24 @@ def several_forwards() -> tuple[list[list[float]], list[list[float]]]:
     for x, y in map(share, range(3)):
         CE(other(x), y).backward()
     return mine, [p.grad.flatten().tolist() for p in other.parameters()]  # type: ignore[union-attr]
+
+
+def sharded_by_plugin() -> list[Any]:
+    """Accelerate's plugin on CPUs, with the class of the blocks."""
+    plugin = FullyShardedDataParallelPlugin(
+        sharding_strategy="FULL_SHARD", transformer_cls_names_to_wrap=["Linear"], activation_checkpointing=False
+    )
+    accelerator = Accelerator(fsdp_plugin=plugin)
+    model: Any = net()
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
+    for step in range(3):
+        x, y = share(step)
+        accelerator.backward(CE(model(x), y))
+        optimizer.step()
+        optimizer.zero_grad()
+    state = accelerator.get_state_dict(model)
+    return [
+        str(accelerator.distributed_type),
+        [state[name].flatten().tolist() for name, _ in net().named_parameters()],
+        model[0].weight.ndim,
+    ]

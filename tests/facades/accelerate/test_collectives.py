@@ -113,3 +113,9 @@ def test_seeds_are_alike_or_each_ranks_own() -> None:
     zero, one = ranks.run(2, work.seeded)
     assert zero[0] == one[0]
     assert zero[1] != one[1]
+
+
+def test_duplicates_are_dropped_after_a_skip_too() -> None:
+    for skipped, whole in ranks.run(2, work.evaluated_after_a_skip, 9):
+        assert sorted(skipped) == list(range(4, 9))
+        assert sorted(whole) == list(range(9))

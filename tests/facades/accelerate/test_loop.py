@@ -80,3 +80,10 @@ def test_an_optimizer_of_a_model_that_was_not_prepared_is_refused_when_it_steps(
 def test_gradients_of_several_forwards_are_reduced_with_the_last_backward() -> None:
     for mine, bare in ranks.run(2, several.several_forwards):
         assert close(mine, bare)
+
+
+def test_the_fsdp_plugin_shards_on_cpus_too() -> None:
+    bare = ranks.run(2, several.bare)
+    for (kind, found, _), expected in zip(ranks.run(2, several.sharded_by_plugin), bare, strict=True):
+        assert kind == "FSDP"  # Accelerate ran DDP, without a word
+        assert close(found, expected)
