@@ -83,7 +83,7 @@ def test_gradients_of_several_forwards_are_reduced_with_the_last_backward() -> N
 
 
 def test_the_fsdp_plugin_shards_on_cpus_too() -> None:
-    bare = ranks.run(2, several.bare)
-    for (kind, found, _), expected in zip(ranks.run(2, several.sharded_by_plugin), bare, strict=True):
+    mine = ranks.run(2, several.sharded_by_plugin)  # first: it makes the group
+    for (kind, found, _), expected in zip(mine, ranks.run(2, several.bare), strict=True):
         assert kind == "FSDP"  # Accelerate ran DDP, without a word
         assert close(found, expected)
