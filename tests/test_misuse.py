@@ -29,7 +29,6 @@ def test_a_spec_is_a_spec(spec: Any) -> None:
         (nn.Linear(1, 1), torch.optim.SGD, None, "OptimizerSpec"),
         (nn.Linear(1, 1), OptimizerSpec(torch.optim.LBFGS), None, "its step needs closure"),
         (nn.Linear(1, 1), OptimizerSpec(torch.optim.Adam, {"fused": True, "foreach": True}), None, "Adam refuses them"),
-        (nn.Linear(1, 1), OptimizerSpec(torch.optim.SGD, {"lr": 0.1}, ({"params": 5},)), None, "groups.params"),
         (nn.Linear(1, 1), SGD, 5, "it is no function of the optimizer"),
         (nn.Linear(1, 1), SGD, ReduceLROnPlateau, "its step needs metrics"),
     ],
@@ -43,6 +42,12 @@ def test_what_cannot_be_prepared_is_named(model: Any, optimizer: Any, scheduler:
 def test_groups_are_a_list_of_mappings(groups: Any) -> None:
     with pytest.raises(SpecError, match="it is not a list of mappings"):
         OptimizerSpec(torch.optim.SGD, {"lr": 0.1}, groups)
+
+
+@pytest.mark.parametrize("params", [5, [5], [torch.zeros(1)]])
+def test_groups_name_their_parameters(params: Any) -> None:
+    with pytest.raises(SpecError, match="parameters are named in a group"):
+        OptimizerSpec(torch.optim.SGD, {"lr": 0.1}, ({"params": params},))
 
 
 def test_keywords_are_a_mapping() -> None:

@@ -55,6 +55,7 @@ from tests.facades.accelerate.on_ranks import CE, dataset, net
         ({"fsdp_plugin": FullyShardedDataParallelPlugin(sharding_strategy="HALF")}, "sharding_strategy"),
         ({"deepspeed_plugin": DeepSpeedPlugin(zero_stage=2)}, "strategy='deepspeed-2'"),
         ({"deepspeed_plugin": DeepSpeedPlugin(hf_ds_config={})}, "DeepSpeedPlugin.hf_ds_config"),
+        ({"deepspeed_plugin": DeepSpeedPlugin(zero3_init_flag=True)}, "DeepSpeedPlugin.zero3_init_flag"),
         ({"megatron_lm_plugin": object()}, "no such plugin"),
         ({"dynamo_backend": "eager"}, "inductor"),
         ({"log_with": "wandbb"}, "no tracker of this name"),
