@@ -16,7 +16,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("comm", "world", "optim", "seeds", "settle", "meshes", "distributed"),
     tuple(
         "parts steppers state optimizer_state sharding shardable sparse empty precision passes nn blocks replicas ema packed"
-        " averaging clipping".split()
+        " averaging clipping mixing".split()
     ),
     ("strategies",),
     (

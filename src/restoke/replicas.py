@@ -18,6 +18,7 @@ from restoke.averaging import average
 from restoke.configs import DDPConfig
 from restoke.empty import place
 from restoke.errors import SpecError
+from restoke.mixing import refuse_mixing
 from restoke.nn.trained import Shared
 from restoke.parts import Parts, Request, State, Stepper
 from restoke.steppers import torch_stepper
@@ -34,6 +35,8 @@ def replicate(
     if config.convert_to_sync_batch_norm:
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
     shared = Shared(model)
+    if shared:
+        refuse_mixing(request, "each rank steps its part of a layer that ranks share", "layers that are whole")
     shared.start_alike()
     if shared and not _trained(shared.copies(list(model.parameters()))):
         return _of_shards(request, model, build(model), state, shared)

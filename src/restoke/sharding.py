@@ -21,6 +21,7 @@ from restoke.configs import FSDPConfig
 from restoke.empty import place_shards
 from restoke.errors import SpecError
 from restoke.meshes import mesh
+from restoke.mixing import refuse_mixing
 from restoke.nn.trained import Shared
 from restoke.parts import Layout, Parts, Place, Request, Stepper
 from restoke.passes.outputs import own_outputs
@@ -74,6 +75,8 @@ def shard(request: Request, *, whole_after_forward: bool, replicas: int = 1) -> 
     scalars = kept_whole(request)
     shared = Shared(model)
     _refuse_low(shared, request)
+    if shared:
+        refuse_mixing(request, "each rank steps its part of a layer that ranks share", "layers that are whole")
     grid = mesh(request.world, replicas)["replicate", "shard"] if replicas > 1 else mesh(request.world)["shard"]
     offload = (
         CPUOffloadPolicy(pin_memory=request.world.device.type != "cpu") if request.spec.offload == "cpu" else OffloadPolicy()

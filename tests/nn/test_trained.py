@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from restoke import Session, TensorConfig
+from restoke import OptimizerSpec, Session, TensorConfig
 from restoke.configs import AMPConfig
 from restoke.distributed import Group, group_of
 from restoke.errors import SpecError
@@ -173,3 +173,16 @@ def test_a_head_on_frozen_features_is_trained_though_there_is_nothing_to_average
         optimizer.zero_grad()
     assert first == second
     assert_same(found, {name: value.numpy() for name, value in model.state_dict().items()})
+
+
+def optimizer_refused(strategy: str) -> str:
+    session = Session(strategy=strategy, device="cpu")
+    with pytest.raises(SpecError) as refused:
+        session.prepare(Model(group_of(), together=True), OptimizerSpec(torch.optim.Adafactor, {"lr": 0.1}))
+    return str(refused.value)
+
+
+@every_row
+def test_an_optimizer_that_mixes_elements_is_refused_where_each_rank_would_step_its_part(strategy: str) -> None:
+    for said in ranks.run(2, optimizer_refused, strategy):
+        assert "optimizer='Adafactor': what it does to an element depends on the others" in said

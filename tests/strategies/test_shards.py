@@ -272,3 +272,20 @@ def optimizer_refused() -> str:
 def test_zero1_refuses_an_optimizer_that_is_not_element_wise() -> None:
     for said in ranks.run(2, optimizer_refused):
         assert said.startswith("optimizer='Normed': what it does to an element depends on the others")
+
+
+def with_adagrad(strategy: str) -> dict[str, Any]:
+    """Adagrad begins with a state, of the parameters that it was built on."""
+    session = Session(strategy=strategy, device="cpu")
+    optimizer = OptimizerSpec(torch.optim.Adagrad, {"lr": 0.1, "initial_accumulator_value": 0.3})
+    session.prepare(MODELS["blocks"].made(), optimizer)
+    for i in range(3):
+        one_step(session, i)
+        session.step()
+    return trained(session)
+
+
+def test_zero1_cuts_the_state_that_an_optimizer_begins_with() -> None:
+    wanted = ranks.run(2, with_adagrad, "ddp")[0]
+    for name, value in ranks.run(2, with_adagrad, "zero1")[0].items():
+        np.testing.assert_allclose(value, wanted[name], atol=1e-7, err_msg=name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any, final
 
 import torch
@@ -13,9 +13,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from restoke.configs import DDPConfig
-from restoke.errors import SpecError
+from restoke.mixing import refuse_mixing
 from restoke.nn.trained import Shared
-from restoke.optim import OptimizerSpec
 from restoke.parts import WHOLE, Parts, Place, Request
 from restoke.replicas import replicate
 from restoke.sparse import refuse_sparse
@@ -34,10 +33,7 @@ def prepare(request: Request) -> Parts:
             or a layer's gradients are sparse.
     """
     refuse_sparse(request.model, "zero1")
-    if not _element_wise(request.optimizer, request.world.device):
-        kind = getattr(request.optimizer.cls, "__name__", str(request.optimizer.cls))
-        why = "what it does to an element depends on the others, and zero1 steps a shard of each parameter"
-        raise SpecError.of("optimizer", kind, why, "an optimizer such as AdamW or SGD, or strategy=ddp")
+    refuse_mixing(request, "zero1 steps a shard of each parameter", "strategy=ddp")
     return replicate(
         request,
         lambda model: request.optimizer.build(model.named_parameters()),
@@ -114,7 +110,13 @@ class Shards:
             own = p in self._shared
             shard = p if own else nn.Parameter(self._cut(p.detach(), p), requires_grad=p.requires_grad)
             self._shard[p], self._whole[id(shard)] = shard, p
+            if not own and p in self._optimizer.state:  # some begin with one, for the parameters that they were built on
+                begun = self._optimizer.state.pop(p)
+                self._optimizer.state[shard] = {key: self._state_of(value, p) for key, value in begun.items()}
         return self._shard[p]
+
+    def _state_of(self, value: Any, p: nn.Parameter) -> Any:
+        return self._cut(value, p).clone() if isinstance(value, Tensor) and value.shape == p.shape else value
 
     def _rows_of(self) -> list[tuple[nn.Parameter, nn.Parameter]]:
         """Each parameter that is cut here, and its rows."""
@@ -176,25 +178,3 @@ class Shards:
         _all_gather(whole, mine)
         for p, pieces in zip(bucket, torch.split(whole.view(size, -1), lengths, dim=1), strict=True):
             p.copy_(pieces.reshape(-1)[: p.numel()].view_as(p))
-
-
-def _element_wise(spec: OptimizerSpec, device: torch.device) -> bool:
-    """Whether steps of halves are the halves of a step; tried out on small tensors, since no attribute tells it."""
-    for shapes in (((6, 4), (6,)), ((6, 4),)):
-        with suppress(Exception):  # an optimizer may want matrices alone; what it really refuses, building it will tell
-            return torch.allclose(_stepped(spec, device, shapes, 1), _stepped(spec, device, shapes, 2), rtol=1e-5, atol=1e-7)
-    return True
-
-
-def _stepped(spec: OptimizerSpec, device: torch.device, shapes: tuple[tuple[int, ...], ...], pieces: int) -> Tensor:
-    generator = torch.Generator().manual_seed(0)
-    wholes = [torch.randn(shape, generator=generator) for shape in shapes]
-    cut = [nn.Parameter(piece.clone().to(device)) for whole in wholes for piece in whole.chunk(pieces)]
-    options: dict[str, Any] = dict(spec.kwargs)
-    optimizer = spec.cls(cut, **options)
-    for _ in range(3):
-        grads = [torch.randn(shape, generator=generator) for shape in shapes]
-        for p, grad in zip(cut, [piece for whole in grads for piece in whole.chunk(pieces)], strict=True):
-            p.grad = grad.clone().to(device)
-        optimizer.step()
-    return torch.cat([p.detach().flatten().cpu() for p in cut])
