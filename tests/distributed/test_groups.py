@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from typing import Any
 
 import pytest
@@ -100,3 +101,14 @@ def test_everything_that_is_announced_is_there() -> None:
     names: dict[str, Any] = {}
     exec("from restoke.distributed import *\nfrom restoke.nn import *\nfrom restoke.nn.functional import *", names)
     assert {*rd.__all__} <= names.keys()
+
+
+def pickled() -> str:
+    return refused(pickle.dumps, ParallelLinear(2, 4, dim=1))
+
+
+def test_a_layer_that_ranks_share_says_how_it_is_saved_and_a_whole_one_is_pickled() -> None:
+    for said in run(2, pickled):
+        assert said.startswith("WorldError: group='ranks (0, 1)': what is pickled")
+        assert said.endswith("session.save(folder).")
+    assert pickle.loads(pickle.dumps(ParallelLinear(2, 4, dim=1, group=group_of(1)))).out_features == 4

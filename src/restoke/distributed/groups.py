@@ -37,6 +37,12 @@ class Group:
         """Ranks are not copied with a model."""
         return self
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        if self.handle is None:
+            return super().__reduce_ex__(protocol)
+        why = "what is pickled of a layer that ranks share does not know its ranks"
+        raise WorldError.of("group", f"ranks {self.ranks}", why, "model.state_dict(), or session.save(folder)")
+
 
 ALONE = Group((0,), 0)
 _MADE: dict[tuple[Any, int], Group] = {}  # groups are never freed, so those of one size are shared
