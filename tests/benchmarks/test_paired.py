@@ -84,10 +84,10 @@ def test_overhead_compares_every_contender_with_the_hand_written_loop(tmp_path: 
     found = json.loads(file.read_text())
     measured = {(loop["loop"], loop["processes"]) for loop in found["loops"]}
     assert measured == {(name, n) for name in ("plain", "accumulate 4, clip") for n in (1, 2)}
-    names = {"by hand", "by hand, again", "Session", "Session, resumable", "Stoke's verbs"}
+    names = {"by hand", "by hand, again", "Session", "Session, resumable", "Stoke's verbs", "Accelerator"}
     for loop in found["loops"]:
         assert names <= set(loop["contenders"])
         assert loop["contenders"]["by hand"]["ratio"] == 1.0
-    assert found["bounds"] == {"Session": 1.03, "Session, resumable": 1.03, "Stoke's verbs": 1.05}
+    assert found["bounds"] == {"Session": 1.03, "Session, resumable": 1.03, "Stoke's verbs": 1.05, "Accelerator": 1.05}
     assert {"cpu", "cores", "torch"} <= set(found["machine"])
     assert done.stdout.count("Stoke's verbs") == 4

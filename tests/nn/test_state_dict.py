@@ -219,3 +219,14 @@ def tied_names() -> list[Any]:
 
 def test_tied_shards_are_whole_under_both_names() -> None:
     assert run(2, tied_names)[0] == [["a.weight", "b.weight"], [(6, 2), (6, 2)]]
+
+
+def handed_back() -> bool:
+    model = parted_model(None)
+    own = {name: value.clone() for name, value in model.state_dict().items()}
+    back = relocate_state_dict(model, collect_state_dict(model))
+    return own.keys() == back.keys() and all(torch.equal(own[name], value) for name, value in back.items())
+
+
+def test_what_was_collected_is_handed_out_as_it_is() -> None:
+    assert run(2, handed_back) == [True, True]

@@ -53,13 +53,16 @@ def relocate_state_dict(model: nn.Module, state_dict: Mapping[str, Any] | None, 
 
     Args:
         state_dict: whole tensors, under the model's names behind `prefix`; names with another beginning are left out. Given
-            on every rank, it is cut there; given on rank 0 alone, None elsewhere, its tensors are sent, a piece at a time.
+            on every rank, it is cut there; given on rank 0 alone, None elsewhere (or the empty one that `collect_state_dict`
+            gives there), its tensors are sent, a piece at a time.
 
     Raises:
         CheckpointError: on every rank: a name is none of the model's, a tensor has not the shape of the whole, or nobody has
             the state.
     """
     world = group_of()
+    if not state_dict and not is_first(world):
+        state_dict = None
     given = everyone(state_dict is not None, world)
     own = _stripped(model.state_dict(keep_vars=True))
     shards = _stripped(all_shards(model))
