@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterable
 from fnmatch import fnmatchcase
 from typing import final
@@ -36,11 +37,14 @@ class Kind:
 
 
 KINDS: dict[type[nn.Module], Kind] = {}  # each counterpart enters itself
+COUNTERPARTS = ("restoke.nn.linear", "restoke.nn.embedding")  # which are loaded when they are asked for
 
 
 def convert(model: nn.Module, kind: type[nn.Module], dim: int | None, names: Names, group: Group | None) -> nn.Module:
     """Every layer of the kind that the names choose, turned, and what shares its weight with it."""
     patterns = None if names is None else [names] if isinstance(names, str) else list(names)
+    for place in COUNTERPARTS:
+        importlib.import_module(place)
     conversion = _Conversion(model, kind, checked_dim(dim), get_group(group))
     return conversion.run(patterns)
 
