@@ -16,7 +16,6 @@ from restoke.ema import Averages
 from restoke.empty import refuse_unfilled
 from restoke.errors import SessionError, SpecError
 from restoke.filling import fill
-from restoke.nn.trained import refuse_shared
 from restoke.optim import OptimizerSpec, build_scheduler
 from restoke.parts import Parts, Request, Step
 from restoke.passes import apply_passes
@@ -128,6 +127,8 @@ class Session:
                 "OptimizerSpec(SGD, {...})",
             )
         refuse_unfilled(model, filled=weights is not None)
+        from restoke.nn.trained import refuse_shared  # importing restoke does not wait for it
+
         refuse_shared(model, self.spec, self._row)
         parts = self._made(model, optimizer, weights)
         self._parts = parts
