@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from restoke.distributed.shards import Shard
 from restoke.errors import SpecError
+
+if TYPE_CHECKING:
+    from restoke.distributed.shards import Shard  # every session asks this module, and few have layers that ranks share
 
 KEY = "_restoke_shards"  # in a module's own dict, so that it is copied with the module, and outlives a new Parameter
 MARK = "restoke_shard"  # on a parameter that belongs to no layer of ours
