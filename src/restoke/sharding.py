@@ -274,6 +274,9 @@ def _counts(p: nn.Parameter) -> bool:
     grad = p.grad
     if not isinstance(grad, DTensor):
         return dist.get_rank() == 0
+    beside = dist.get_world_size() // grad.device_mesh.size()  # meshes of ranks that share layers hold the same parts
+    if dist.get_rank() % beside:
+        return False
     at = grad.device_mesh.get_coordinate()
     assert at is not None
     return all(not isinstance(how, Replicate) or index == 0 for how, index in zip(grad.placements, at, strict=True))

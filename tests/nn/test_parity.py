@@ -18,6 +18,7 @@ from restoke.distributed.collectives import exchange_lengths
 from restoke.nn import ParallelCrossEntropyLoss, ParallelLinear
 from restoke.testing.training import trained
 from tests.nn.joined import run
+from tests.nn.shared_model import every_row, possible
 
 STEPS, CLASSES, FEATURES, IGNORED = 20, 10, 6, -100
 OPTIONS: dict[str, Any] = {"label_smoothing": 0.1, "ignore_index": IGNORED}
@@ -109,9 +110,11 @@ def both(strategy: str, size: int | None, together: int) -> list[tuple[str, dict
     ]
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "zero1"])
+@every_row
 @pytest.mark.parametrize(("n", "size", "together"), CASES)
 def test_training_equals_ddp(strategy: str, n: int, size: int | None, together: int) -> None:
+    if not possible(strategy, n, tensor=together):
+        pytest.skip(f"not in {n} processes")
     for case, wanted, found in run(n, both, strategy, size, together)[0]:
         assert found.keys() == wanted.keys()
         for name, value in wanted.items():
