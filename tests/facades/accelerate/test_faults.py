@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -58,6 +59,8 @@ from tests.facades.accelerate.on_ranks import CE, dataset, net
         ({"deepspeed_plugin": DeepSpeedPlugin(zero3_init_flag=True)}, "DeepSpeedPlugin.zero3_init_flag"),
         ({"megatron_lm_plugin": object()}, "no such plugin"),
         ({"dynamo_backend": "eager"}, "inductor"),
+        ({"dynamo_plugin": SimpleNamespace(backend="INDUCTOR", mode="max-autotune")}, "dynamo_plugin.mode"),
+        ({"dynamo_plugin": SimpleNamespace(backend="INDUCTOR", fullgraph=True)}, "dynamo_plugin.fullgraph"),
         ({"log_with": "wandbb"}, "no tracker of this name"),
         ({"log_with": 3}, "no method log"),
     ],
@@ -70,6 +73,11 @@ def test_a_setting_is_obeyed_or_refused(keywords: dict[str, Any], said: str) -> 
 
 def test_split_batches_in_the_constructor_is_obeyed() -> None:
     assert Accelerator(split_batches=True).split_batches
+
+
+def test_no_dynamo_is_none() -> None:
+    assert Accelerator(dynamo_backend="no").session.spec.compile == "none"
+    assert Accelerator(dynamo_plugin=SimpleNamespace(backend="NO")).session.spec.compile == "none"
 
 
 def test_an_explicit_argument_is_not_overridden_by_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:

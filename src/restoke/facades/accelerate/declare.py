@@ -26,6 +26,7 @@ from restoke.spec import Spec
 
 PRECISIONS = {"no": "fp32", "fp16": "fp16", "bf16": "bf16", "fp8": "fp8"}
 HOOKS = {"no": None, "fp16": "fp16", "bf16": "bf16", "power_sgd": "powersgd"}
+DYNAMO = {"mode": "default", "fullgraph": False, "dynamic": None, "options": None, "disable": False}
 HANDLERS = (
     DistributedDataParallelKwargs,
     GradScalerKwargs,
@@ -84,7 +85,7 @@ def spec_of(
         declared["precision"] = precision_of(mixed_precision)
     if accumulation.num_steps not in (None, 1):
         _once(declared, "accumulate", accumulation.num_steps)
-    if dynamo not in (None, "no", "NO"):
+    if dynamo is not None:
         declared["compile"] = _compile(dynamo)
     settings = {type(item): item for item in (*start.settings, *made.settings, *_settings(handlers))}
     return attrs.evolve(start, **declared, settings=tuple(settings.values())), made
@@ -118,10 +119,16 @@ def _base(base: Any) -> Spec:
 
 def _compile(dynamo: Any) -> str:
     """Raises SpecError: another backend than inductor is asked for, or what it cannot be told."""
-    backend = str(getattr(dynamo, "backend", dynamo)).upper()
+    backend = str(getattr(dynamo, "backend", dynamo)).upper().removeprefix("DYNAMOBACKEND.")
+    if backend == "NO":
+        return "none"
     if backend != "INDUCTOR":
         why = "torch.compile runs with its default backend here"
         raise SpecError.of("dynamo_backend", backend, why, "inductor, or torch.compile(model, backend=...) of your own")
+    for name, usual in DYNAMO.items():
+        if (value := getattr(dynamo, name, None)) not in (None, usual):
+            why = "torch.compile runs with its defaults here"
+            raise SpecError.of(f"dynamo_plugin.{name}", value, why, f"torch.compile(model, {name}=...) of your own")
     regional = getattr(dynamo, "use_regional_compilation", False)
     return "blocks" if regional else "model"
 
