@@ -13,6 +13,7 @@ from restoke.errors import SpecError
 from restoke.undoing import undo
 from tests import ranks
 from tests.facades.accelerate.close import close
+from tests.strategies.test_models import ROWS
 
 
 def trained(strategy: str | None, used: bool) -> list[Any]:
@@ -52,7 +53,7 @@ def test_the_same_object_trains_on_and_its_scheduler_steers_it(used: bool) -> No
 
 
 @pytest.mark.parametrize("used", [False, True])
-@pytest.mark.parametrize("strategy", ["ddp", "zero1", "fsdp"])
+@pytest.mark.parametrize("strategy", ROWS)
 def test_its_state_is_laid_out_as_the_strategy_has_it(strategy: str, used: bool) -> None:
     bare = trained(None, used)
     assert all(close(mine, bare) for mine in ranks.run(2, trained, strategy, used))

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from restoke import FSDPConfig, OptimizerSpec, Session
 from restoke.errors import SpecError
 from tests import ranks
+from tests.strategies.test_models import ROWS
 
-ROWS = ["ddp", "zero1", "zero2", "fsdp"]
 BATCHES = torch.randn(3, 2, 4, 3, 6, 6, generator=torch.Generator().manual_seed(1))  # step, rank, batch, channels, image
 every_row = pytest.mark.parametrize("strategy", ROWS)
 
@@ -156,7 +156,7 @@ def half_a_window(strategy: str, folder: str, saves: bool) -> dict[str, Tensor]:
     return session.full_state_dict()
 
 
-@pytest.mark.parametrize("strategy", ["zero1", "fsdp"])
+@every_row
 def test_half_a_window_of_a_parameter_without_a_dimension_is_saved(strategy: str, tmp_path: Path) -> None:
     right = ranks.run(2, half_a_window, strategy, str(tmp_path), True)[0]
     for found in (half_a_window("single", str(tmp_path), False), ranks.run(2, half_a_window, "fsdp", str(tmp_path), False)[1]):
@@ -178,7 +178,7 @@ def added_later(strategy: str) -> dict[str, Any]:
     return session.full_state_dict()
 
 
-@pytest.mark.parametrize("strategy", ["zero1", "fsdp"])
+@every_row
 def test_parameters_that_a_script_adds_to_the_optimizer_step_at_once(strategy: str) -> None:
     right = ranks.run(2, added_later, "ddp")[0]
     for found in ranks.run(2, added_later, strategy):

@@ -9,6 +9,7 @@ import pytest
 from tests import ranks
 from tests.facades.accelerate import on_ranks, several
 from tests.facades.accelerate.close import close
+from tests.strategies.test_models import ROWS
 
 CASES = [(16, 1, None), (20, 2, None), (18, 3, None), (28, 2, 0.3)]
 
@@ -31,7 +32,7 @@ def test_ranks_train_as_bare_ddp(size: int, count: int, accumulate: int, clip: f
         check(own, other)
 
 
-@pytest.mark.parametrize("strategy", ["zero1", "zero2", "fsdp"])
+@pytest.mark.parametrize("strategy", ROWS)
 def test_other_strategies_train_alike(strategy: str) -> None:
     mine = ranks.run(2, on_ranks.with_strategy, strategy, 20, 2, 0.3)
     for own, other in zip(mine, ranks.run(2, on_ranks.by_hand, 20, 2, 0.3), strict=True):
