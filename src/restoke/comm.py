@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -37,14 +38,18 @@ def broadcast_json(value: Any, world: World) -> Any:
     """Rank 0's JSON value on every rank; what the others pass does not matter."""
     if world.size == 1:
         return json.loads(json.dumps(value))
-    device = device_of(world)
-    data = json.dumps(value).encode() if world.rank == 0 else b""
+    return sent_json(value, world.rank == 0, lambda tensor: dist.broadcast(tensor, src=0), device_of(world))
+
+
+def sent_json(value: Any, first: bool, send: Callable[[Tensor], Any], device: torch.device) -> Any:
+    """The JSON value of the rank that is the first, on every rank, by a `send` that gives all its tensor's values."""
+    data = json.dumps(value).encode() if first else b""
     length = torch.tensor([len(data)], device=device)
-    dist.broadcast(length, src=0)
+    send(length)
     box = torch.zeros(int(length), dtype=torch.uint8, device=device)
-    if world.rank == 0:
+    if first:
         box.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
-    dist.broadcast(box, src=0)
+    send(box)
     return json.loads(bytes(box.cpu().numpy()))
 
 

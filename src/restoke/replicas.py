@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from restoke.averaging import average
+from restoke.comm import broadcast_tensor
 from restoke.configs import DDPConfig
 from restoke.empty import place
 from restoke.errors import SpecError
@@ -90,7 +91,7 @@ def _of_shards(
     """Where all that is trained is shards, there is nothing for DDP to average, and it refuses: a head on frozen features."""
     for tensor in (*model.parameters(), *model.buffers()):
         if tensor not in shared:
-            dist.broadcast(tensor.data, src=0)
+            broadcast_tensor(tensor.data)
     stepper, held = _stepper(request, model, optimizer, shared), state(model, optimizer, shared)
     frozen = shared.copies(list(model.parameters()))
 

@@ -152,6 +152,7 @@ def with_frozen_trunk(strategy: str) -> list[Any]:
     model.trunk.requires_grad_(False)
     with torch.no_grad():
         model.trunk.weight.add_(session.world.rank)  # rank 0's counts
+    model.register_buffer("seen", torch.full((2,), session.world.rank, dtype=torch.int16))  # which no backend sends
     session.prepare(model, SGD)
     for x, y in batches():
         session.backward(loss_of(session, group, True, x, y))
@@ -172,6 +173,7 @@ def test_a_head_on_frozen_features_is_trained_though_there_is_nothing_to_average
         optimizer.step()
         optimizer.zero_grad()
     assert first == second
+    assert found.pop("seen").tolist() == [0, 0]
     assert_same(found, {name: value.numpy() for name, value in model.state_dict().items()})
 
 

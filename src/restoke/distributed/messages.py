@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from restoke.comm import sent_json
 from restoke.distributed.groups import Group
+
+
+def is_first(group: Group) -> bool:
+    """Whether this is rank 0 of the job, which is the first of its group."""
+    return group.ranks[group.rank] == 0
 
 
 def message_device(group: Group) -> torch.device:
@@ -42,12 +47,7 @@ def agreed_number(number: int, group: Group) -> int:
 
 def agreed_json(value: Any, group: Group) -> Any:
     """Rank 0's JSON value on every rank of every group; what the others pass does not matter."""
-    data = json.dumps(value).encode()
-    length = agreed_number(len(data), group)
-    box = torch.zeros(length, dtype=torch.uint8, device=message_device(group))
-    if len(data) == length:
-        box.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
-    return json.loads(bytes(agree_(box, group).cpu().numpy()))
+    return sent_json(value, is_first(group), lambda tensor: agree_(tensor, group), message_device(group))
 
 
 def everyone(answer: bool, group: Group) -> bool:

@@ -9,15 +9,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from restoke.distributed.groups import Group
-from restoke.distributed.messages import agree_, message_device
+from restoke.distributed.messages import agree_, is_first, message_device
 from restoke.distributed.shards import Shard, cut
 
 PIECE = 1 << 22  # elements
-
-
-def is_first(group: Group) -> bool:
-    """Whether this is rank 0 of the job, which is the first of its group."""
-    return group.ranks[group.rank] == 0
 
 
 def spread(whole: Tensor | None, part: Tensor, shard: Shard) -> None:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from restoke.distributed.groups import group_of
-from restoke.distributed.messages import agreed_json, everyone
-from restoke.distributed.pieces import assemble, is_first, spread, spread_flat
+from restoke.distributed.messages import agreed_json, everyone, is_first
+from restoke.distributed.pieces import assemble, spread, spread_flat
 from restoke.distributed.shards import Shard
 from restoke.errors import CheckpointError, nearest
 from restoke.nn.registry import all_shards
